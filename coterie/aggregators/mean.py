@@ -1,0 +1,18 @@
+"""The weighted mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from coterie.aggregators.aggregator import Aggregator
+from coterie.layout import Layout
+
+
+@dataclass(frozen=True)
+class Mean(Aggregator):
+    """sum_i w_i u_i, the averaging of FedAvg."""
+
+    def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        return weights @ updates

@@ -1,0 +1,141 @@
+"""Every option of a run, checked in one place, and the reading of values that arrive as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from coterie.errors import CoterieError, unknown
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a federation is trained. Everything here is written into the run folder."""
+
+    rounds: int = 50
+    """Communication rounds."""
+    epochs: int = 1
+    """Local epochs a round."""
+    steps: int | None = None
+    """Local steps a round, instead of epochs."""
+    batch: int = 10
+    """Batch size; 0 takes all samples of a client at once."""
+    lr: float = 0.05
+    """Learning rate of the local SGD."""
+    schedule: Literal["constant", "decay", "cosine"] = "constant"
+    """How the learning rate changes over rounds: not, times `decay` each round, or as half a cosine to 0."""
+    decay: float = 0.99
+    """Factor a round for schedule=decay."""
+    participation: float = 1.0
+    """Fraction of the clients selected each round."""
+    dropouts: float = 0.0
+    """Probability that a selected client does not answer: neither its upload nor its own state changes."""
+    stragglers: float = 0.0
+    """Probability that a selected client manages only a part of its local steps (uniform between 10 and 100 %)."""
+    evaluate_every: int = 10
+    """Rounds between evaluations; the first and the last state are always evaluated."""
+    patience: int = 0
+    """Stop after so many evaluations without a better validation score; 0 trains all rounds."""
+    buffers: Literal["average", "local", "server"] = "average"
+    """Running statistics of normalisation layers: averaged, kept by each client, or fixed as the server started."""
+    seed: int = 0
+    """Names every stream of randomness."""
+    device: str = "auto"
+    """cpu, cuda, or auto for cuda where there is one."""
+    precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
+    """Arithmetic of local training; rows are kept in float32 (float64 with float64)."""
+    wave: int = 0
+    """Most clients computed at once; 0 takes all."""
+    engine: Literal["auto", "stack", "loop"] = "auto"
+    """stack trains clients together, loop one after another; auto stacks whatever can be stacked."""
+    checkpoint_every: int = 10
+    """Rounds between checkpoints."""
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("rounds", 0), ("epochs", 0), ("batch", 0), ("evaluate_every", 1), ("patience", 0),
+                             ("wave", 0), ("checkpoint_every", 1), ("seed", 0)):
+            if getattr(self, name) < lowest:
+                raise CoterieError(f"{name} must be at least {lowest}, not {getattr(self, name)}.")
+        if self.steps is not None and self.steps < 1:
+            raise CoterieError(f"steps must be at least 1, not {self.steps}.")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise CoterieError(f"lr must be a positive number, not {self.lr}.")
+        if not 0 < self.participation <= 1:
+            raise CoterieError(f"participation must be above 0 and at most 1, not {self.participation}.")
+        for name in ("dropouts", "stragglers"):
+            if not 0 <= getattr(self, name) < 1:
+                raise CoterieError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of a round."""
+        if self.schedule == "decay":
+            return self.lr * float(self.decay**round)
+        if self.schedule == "cosine":
+            # never exactly 0: round `rounds` is what the last `adapted` evaluation trains in
+            return self.lr * max(0.5 * (1 + math.cos(math.pi * round / max(self.rounds, 1))), 1e-3)
+        return self.lr
+
+
+def options(cls: type[Any]) -> dict[str, Any]:
+    """The options of a dataclass: name -> type."""
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+
+
+def build(cls: type[T], values: Mapping[str, Any], kind: str) -> T:
+    """The dataclass with these values, text converted to each option's type; unknown names suggest the nearest."""
+    known = options(cls)
+    for name in values:
+        if name not in known:
+            raise unknown(f"option of {kind}", name, known)
+    return cls(**{name: convert(value, known[name], f"{kind}'s {name}") for name, value in values.items()})
+
+
+def convert(value: Any, hint: Any, what: str) -> Any:
+    """A value, possibly text from the command line, as the type an option wants."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise unknown(f"value of {what}", str(value), (str(choice) for choice in get_args(hint)))
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() == "none"):
+            return None
+        return convert(value, next(h for h in get_args(hint) if h is not type(None)), what)
+    try:
+        if hint is bool:
+            return _truth(value)
+        if hint is int and not isinstance(value, bool):
+            number = int(value)
+            if float(value) == number:
+                return number
+            raise ValueError
+        if hint is float and not isinstance(value, bool):
+            return float(value)
+    except (TypeError, ValueError):
+        raise CoterieError(f"{what} must be {_article(hint)}, not '{value}'.") from None
+    if hint is str and not isinstance(value, str):
+        raise CoterieError(f"{what} must be text, not '{value}'.")
+    if hint in (bool, int, float) and isinstance(value, bool) and hint is not bool:
+        raise CoterieError(f"{what} must be {_article(hint)}, not '{value}'.")
+    return value
+
+
+def _truth(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("true", "yes", "on", "1"):
+        return True
+    if str(value).lower() in ("false", "no", "off", "0"):
+        return False
+    raise ValueError
+
+
+def _article(hint: Any) -> str:
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, str(hint))

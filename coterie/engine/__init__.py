@@ -1,0 +1,1 @@
+"""Engines compute what a cohort asks for."""

@@ -1,0 +1,97 @@
+"""Running a program of many small steps: directly, or as CUDA graphs that are captured once and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.errors import CoterieError
+
+BUCKETS = 8
+
+
+def identity(function: Callable[..., Any] | None) -> Hashable:
+    """What a per-sample function computes, as a key: its code and the values it closes over.
+
+    Tensors are refused: clients are sorted and cut into waves, so a tensor captured from the outside would be
+    misaligned, and it would be baked into a captured graph.
+    """
+    if function is None:
+        return None
+    owner = getattr(function, "__self__", None)
+    inner = getattr(function, "__func__", function)
+    code = getattr(inner, "__code__", None)
+    if not isinstance(code, CodeType):
+        return _constant(inner, function)
+    cells = [cell.cell_contents for cell in (getattr(inner, "__closure__", None) or ())]
+    defaults = [*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values()]
+    return (code, *(_constant(value, function) for value in (owner, *cells, *defaults)))
+
+
+def _constant(value: Any, function: Callable[..., Any]) -> Hashable:
+    name = getattr(function, "__qualname__", repr(function))
+    if isinstance(value, Tensor):
+        raise CoterieError(f"{name} closes over a tensor; hand it in through `given` or `state` instead.")
+    if callable(value) and hasattr(value, "__code__"):
+        return identity(value)
+    if isinstance(value, tuple | list):
+        return tuple(_constant(item, function) for item in value)
+    try:
+        hash(value)
+    except TypeError:
+        raise CoterieError(
+            f"{name} closes over a {type(value).__name__}, which may change between rounds; "
+            "close over plain values only and hand tensors in through `given` or `state`."
+        ) from None
+    return value  # type: ignore[no-any-return]
+
+
+class Steps:
+    """Runs `step(prefix)` for a sequence of prefixes; on CUDA as one graph per bucket of prefix sizes.
+
+    `step` reads and writes static tensors only and finds its place through a counter on the device, so replaying
+    needs nothing from the host. A bucket may be larger than the prefix: `step` must leave finished slots untouched.
+    """
+
+    def __init__(self, step: Callable[[int], None], slots: int, counter: Tensor) -> None:
+        self.step = step
+        self.counter = counter
+        self.captured = counter.is_cuda
+        self.sizes = sorted({max(1, -(-slots * b // BUCKETS)) for b in range(1, BUCKETS + 1)})
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def bucket(self, prefix: int) -> int:
+        return next(size for size in self.sizes if size >= prefix) if self.captured else prefix
+
+    def prepare(self, prefixes: list[int], pool: Any) -> None:
+        """Capture what these prefixes need. Call it before loading the static tensors: warming up runs the step."""
+        for size in sorted({self.bucket(p) for p in prefixes if p} - set(self.graphs), reverse=True):
+            if not self.captured:
+                return
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self.counter.zero_()
+                    self.step(size)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self.step(size)
+            self.graphs[size] = graph
+
+    def run(self, prefixes: list[int]) -> None:
+        """All steps in order. The counter starts at 0 and is advanced by the step itself."""
+        self.counter.zero_()
+        for prefix in prefixes:
+            self.one(prefix)
+
+    def one(self, prefix: int) -> None:
+        if self.captured:
+            self.graphs[self.bucket(prefix)].replay()
+        else:
+            self.step(prefix)

@@ -1,0 +1,89 @@
+"""Which samples each client sees at each step, laid out so that the active clients are always a prefix of the stack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie import streams
+
+IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The batches of a stack of slots, longest first.
+
+    `index [steps, slots, B]` points into the flat data; padding is stored as `~sample` (negative), where `sample` is
+    the slot's own first one, so that padded arithmetic stays finite whenever the slot's own does.
+    """
+
+    index: Tensor
+    order: IntArray  # [slots]: position in the stack -> slot
+    steps: IntArray  # [slots], in stack order, never increasing
+    sizes: IntArray  # [slots], samples of one pass, in stack order
+    passes: IntArray  # [slots], steps of one pass, in stack order
+    batch: int  # B
+
+    def active(self) -> list[int]:
+        """For each step, how many slots still train; they are the first ones."""
+        return [int((self.steps > s).sum()) for s in range(len(self.index))]
+
+    def short(self, step: int) -> list[tuple[int, int]]:
+        """(position, samples) of the slots whose batch at this step is not full."""
+        position = step % np.maximum(self.passes, 1)
+        left = self.sizes - position * self.batch
+        found = np.flatnonzero((self.steps > step) & (left < self.batch))
+        return [(int(p), int(left[p])) for p in found]
+
+
+def steps_of(sizes: IntArray, batch: int, epochs: int, steps: int | None) -> IntArray:
+    """Steps that E epochs take, incomplete batches kept: E * ceil(n / B); `steps` overrides it, 0 is the full batch."""
+    per_pass = np.maximum(-(-sizes // batch), 1) if batch else np.ones_like(sizes)
+    return per_pass * epochs if steps is None else np.full_like(sizes, steps)
+
+
+def pack(
+    starts: IntArray, sizes: IntArray, batch: int, steps: IntArray, keys: Tensor | None, device: torch.device,
+    first_epoch: int = 0,
+) -> Plan:
+    """Lay out `steps [slots]` batches of at most `batch` samples from `[start, start + size)` of each slot.
+
+    Every pass over a slot's samples is shuffled by sorting a hash of (key, pass, sample number); without keys, or
+    with full batches (`batch` 0), samples keep their order.
+    """
+    width = batch or max(int(sizes.max(initial=1)), 1)
+    order = np.argsort(-steps, kind="stable")
+    starts, sizes, steps = starts[order], sizes[order], steps[order]
+    passes = np.maximum(-(-sizes // width), 1)
+    epochs = -(-steps // passes)
+    total_steps = int(steps.max(initial=0))
+
+    slot = np.repeat(np.arange(len(order)), epochs)  # one segment is one pass of one slot
+    epoch = np.arange(len(slot)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
+    length = sizes[slot]
+    first = np.cumsum(length) - length
+    count = int(length.sum())
+
+    def put(values: IntArray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+    segment = torch.repeat_interleave(torch.arange(len(slot), device=device), put(length), output_size=count)
+    number = torch.arange(count, device=device) - put(first)[segment]
+    sample = number
+    if keys is not None and batch:
+        of_segment = streams.key(keys.to(device)[put(order[slot])], put(epoch + first_epoch))
+        bits = streams.key(of_segment[segment], number) & ((1 << 40) - 1)
+        sample = number[torch.sort((segment << 40) | bits, stable=True).indices]
+    step = put(epoch * passes[slot])[segment] + number // width
+    inside = step < put(steps[slot])[segment]
+    index = ~put(starts)[None, :, None].expand(total_steps, len(order), width).clone()
+    flat = (step * len(order) + put(slot)[segment]) * width + number % width
+    # A sample beyond a slot's last step is written to a spare cell behind the table instead of being filtered out:
+    # a boolean filter would make the host wait for the device.
+    table = torch.cat([index.reshape(-1), index.new_zeros(1)])
+    table[torch.where(inside, flat, table.numel() - 1)] = put(starts[slot])[segment] + sample
+    return Plan(table[:-1].view(total_steps, len(order), width), order, steps, sizes, passes, width)

@@ -1,0 +1,428 @@
+"""The stacked engine: all clients of a cohort are trained together as one batched computation on one device.
+
+Three primitives carry every method: `train` (local SGD), `loop` (a method's own inner step) and `total` (sums over a
+split). Rows come as `[C, D]` or `[C, K, D]`; each (client, model) pair is one slot of the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from coterie import streams
+from coterie.data import Federation
+from coterie.engine.capture import Steps, identity
+from coterie.engine.packing import IntArray, Plan, pack, steps_of
+from coterie.errors import CoterieError
+from coterie.layout import Entry, Layout
+from coterie.net import Batch, Given, Net, Objective, default_objective
+
+Correct = Callable[[Tensor, Tensor, Given], Tensor]
+"""Element-wise gradient hook `(gradient, row, given) -> gradient`, called tensor by tensor; rows in `given` are cut alike."""
+
+Step = Callable[[Net, Given, Any, Given], Mapping[str, Tensor]]
+Sum = Callable[[Net, Tensor, Batch, Given], Any]
+Split = Literal["train", "val", "test"]
+Tensors = Mapping[str, Tensor]
+Short = tuple[int, int] | None
+"""(step, samples) where one slot takes an incomplete batch at its true size; None for a step of the whole prefix."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much local work: epochs or steps of which batch size, from which stream of randomness."""
+
+    batch: int
+    epochs: int
+    steps: int | None
+    keys: Tensor  # [C] int64, on the host
+    work: np.ndarray[Any, np.dtype[np.float64]] | None = None  # [C] fraction of the steps a straggler manages
+    distinct: bool = False
+    fraction: float = 1.0
+    streams: int = 1
+    first_epoch: int = 0
+
+
+class Stacked:
+    """Data on the device, the net, and the three primitives. `loop=True` computes one client after another instead."""
+
+    def __init__(
+        self, net: Net, federation: Federation, device: torch.device, dtype: torch.dtype, evaluation_batch: int = 512
+    ) -> None:
+        self.net = net
+        self.layout: Layout = net.layout
+        self.device = device
+        self.dtype = dtype
+        self.evaluation_batch = evaluation_batch
+        floating = federation.x.is_floating_point()
+        self.x = federation.x.to(device, dtype if floating else None)
+        self.y = federation.y.to(device, dtype if federation.y.is_floating_point() else None)
+        self.bounds = federation.bounds
+        self._programs: dict[Hashable, _Program] = {}
+        self._plans: dict[Hashable, Plan] = {}
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def sizes(self, ids: IntArray, split: Split) -> IntArray:
+        first = ("train", "val", "test").index(split)
+        return self.bounds[ids, first + 1] - self.bounds[ids, first]
+
+    def starts(self, ids: IntArray, split: Split) -> IntArray:
+        return self.bounds[ids, ("train", "val", "test").index(split)]
+
+    def steps(self, ids: IntArray, work: Work) -> IntArray:
+        """Local steps each client takes, `[C]`; a straggler manages a part of them, but at least one."""
+        sizes = np.ceil(self.sizes(ids, "train") * work.fraction).astype(np.int64)
+        steps = steps_of(sizes, work.batch, work.epochs, work.steps)
+        return steps if work.work is None else np.minimum(steps, np.maximum(np.ceil(steps * work.work), 1)).astype(np.int64)
+
+    # -- the three primitives --------------------------------------------------------------------------------------
+
+    def train(
+        self, ids: IntArray, rows: Tensor, given: Tensors, work: Work, lr: float, part: str = "all",
+        correct: Correct | None = None, objective: Objective | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Local SGD from `rows [C, (K,) D]`; returns the trained rows and the mean loss of the last pass `[C, (K)]`."""
+        copies = rows.shape[1] if rows.ndim == 3 else 1
+        trained = [entry for entry in self.layout.within(part) if entry.trainable]
+        plan, keys = self._batches(ids, copies, work)
+        key = ("train", identity(objective), identity(correct), part, plan.batch, _signature(given))
+        program = self._program(key, lambda: _Sgd(self, trained, objective or default_objective, correct), plan)
+        slots = rows.reshape(len(ids) * copies, -1)
+        (out,), losses = program.run({"row": slots}, _repeat(given, copies), plan, keys, lr)
+        return out.view(rows.shape), losses.view(rows.shape[:-1])
+
+    def loop(
+        self, ids: IntArray, step: Step, state: Tensors, given: Tensors, work: Work, lr: float,
+        until: Callable[[Given], Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """`state <- step(net, state, batch, given)` on every batch; state tensors are `[C, ...]`."""
+        if until is not None:
+            return self._passes(ids, step, state, given, work, lr, until)
+        plans = [self._batches(ids, 1, work, stream) for stream in range(work.streams)]
+        plan, keys = plans[0]
+        index = torch.cat([p.index for p, _ in plans], dim=2) if len(plans) > 1 else plan.index
+        plan = replace(plan, index=index)
+        key = ("loop", identity(step), work.streams, plan.batch, _signature(given), _signature(state))
+        program = self._program(key, lambda: _Custom(self, step, work.streams), plan)
+        out, _ = program.run(dict(state), given, plan, keys, lr)
+        return dict(zip(state, out, strict=True))
+
+    def total(self, ids: IntArray, fn: Sum, rows: Tensor, given: Tensors, split: Split) -> dict[str, Tensor]:
+        """The sum over a split of `fn(net, row, batch, given)`, a tensor or a dictionary of tensors, `[C, (K,) ...]`."""
+        identity(fn)
+        copies = rows.shape[1] if rows.ndim == 3 else 1
+        plan = self._split_plan(ids, copies, split)
+        order = torch.from_numpy(plan.order).to(self.device)
+        flat = rows.reshape(len(ids) * copies, -1)[order]
+        passed = {name: t[order] for name, t in _repeat(given, copies).items()}
+        self.net.mode(training=False)
+        sums: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for step, active in enumerate(plan.active()):
+                x, y, weight = self.gather(plan.index[step, :active])
+                keys = torch.zeros(active, dtype=torch.int64, device=self.device)
+                out = self.each(
+                    lambda s, b, g: _named(fn(self.net, s["row"], b, g)),
+                    {"row": flat[:active]}, (Batch(x, y, weight, keys),), {n: t[:active] for n, t in passed.items()},
+                )
+                for name, value in out.items():
+                    if name not in sums:
+                        sums[name] = value.new_zeros(len(flat), *value.shape[1:])
+                    sums[name][:active] += value
+        back = torch.argsort(order)
+        return {name: value[back].view(*rows.shape[:-1], *value.shape[1:]) for name, value in sums.items()}
+
+    # -- shared machinery ------------------------------------------------------------------------------------------
+
+    def gather(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`[slots, B]` sample numbers -> x `[slots, B, ...]`, y `[slots, B, ...]`, weight `[slots, B]`."""
+        real = torch.where(index < 0, ~index, index)
+        return self.x[real], self.y[real], (index >= 0).to(self.dtype)
+
+    def each(
+        self, fn: Callable[[Tensors, Any, Given], Tensors], state: Tensors, batches: tuple[Batch, ...], given: Tensors
+    ) -> dict[str, Tensor]:
+        """Call `fn(state, batch, given)` for every slot, stacked under vmap or one after another."""
+
+        def one(s: Tensors, b: list[tuple[Tensor, ...]], g: Tensors) -> Tensors:
+            mine = [Batch(*part) for part in b]
+            with self.net.noise(mine[0].key):
+                return fn(s, mine[0] if len(mine) == 1 else tuple(mine), Given(**g))
+
+        packed = [tuple(batch) for batch in batches]
+        if self.net.stacked:
+            return dict(vmap(one)(dict(state), packed, dict(given)))
+        found = [
+            one(
+                {n: t[p] for n, t in state.items()}, [tuple(t[p] for t in batch) for batch in packed],
+                {n: t[p] for n, t in given.items()},
+            )
+            for p in range(len(packed[0][0]))
+        ]
+        return {name: torch.stack([f[name] for f in found]) for name in found[0]}
+
+    def _batches(self, ids: IntArray, copies: int, work: Work, stream: int = 0) -> tuple[Plan, Tensor]:
+        sizes, starts = self.sizes(ids, "train"), self.starts(ids, "train")
+        if work.fraction < 1:
+            kept = np.ceil(sizes * work.fraction).astype(np.int64)
+            offset = streams.key(work.keys, "fraction").numpy() % np.maximum(sizes - kept + 1, 1)
+            sizes, starts = kept, starts + offset
+        copy = np.tile(np.arange(copies), len(ids)) if work.distinct else 0
+        slot = np.repeat(np.arange(len(ids)), copies)
+        words = work.keys[torch.from_numpy(slot)]
+        keys = streams.key(words, stream, torch.from_numpy(np.broadcast_to(copy, slot.shape).copy()))
+        plan = pack(
+            starts[slot], sizes[slot], work.batch, self.steps(ids, work)[slot], keys, self.device, work.first_epoch
+        )
+        return plan, keys
+
+    def _split_plan(self, ids: IntArray, copies: int, split: Split) -> Plan:
+        key = (split, copies, ids.tobytes())
+        if key not in self._plans:
+            if len(self._plans) > 64:
+                self._plans.clear()
+            slot = np.repeat(np.arange(len(ids)), copies)
+            sizes, starts = self.sizes(ids, split)[slot], self.starts(ids, split)[slot]
+            batch = min(self.evaluation_batch, max(int(sizes.max(initial=1)), 1))
+            self._plans[key] = pack(starts, sizes, batch, -(-sizes // batch), None, self.device)
+        return self._plans[key]
+
+    def _program(self, key: Hashable, build: Callable[[], _Program], plan: Plan) -> _Program:
+        """The program for a key; rebuilt, and recaptured on CUDA, when the stack outgrows it."""
+        steps, slots = plan.index.shape[:2]
+        found = self._programs.get(key)
+        if found is None or slots > found.slots or steps > found.steps:
+            found = build()
+            if self.device.type == "cuda":
+                found.slots, found.steps = slots, max(steps, self._longest(plan.batch, steps))
+            self._programs[key] = found
+        return found
+
+    def _longest(self, batch: int, steps: int) -> int:
+        """Room for the largest client of the federation, so that partial participation does not recapture."""
+        sizes = self.bounds[:, 1] - self.bounds[:, 0]
+        per_pass = -(-int(sizes.max()) // max(batch, 1))
+        return max(steps, per_pass * -(-steps // max(per_pass, 1)))
+
+    def _passes(
+        self, ids: IntArray, step: Step, state: Tensors, given: Tensors, work: Work, lr: float,
+        until: Callable[[Given], Tensor],
+    ) -> dict[str, Tensor]:
+        current = {name: t.clone() for name, t in state.items()}
+        left = torch.arange(len(ids), device=self.device)
+        for epoch in range(work.epochs):
+            chosen = left.cpu().numpy()
+            one = Work(work.batch, 1, None, work.keys[left.cpu()], None, False, work.fraction, work.streams, epoch)
+            part = {name: t[left] for name, t in current.items()}
+            part = self.loop(ids[chosen], step, part, {n: t[left] for n, t in given.items()}, one, lr)
+            for name, value in part.items():
+                current[name][left] = value
+            left = left[~until(Given(**part))]
+            if not len(left):
+                break
+        return current
+
+
+def _signature(tensors: Tensors) -> Hashable:
+    return tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in tensors.items())
+
+
+def _repeat(given: Tensors, copies: int) -> dict[str, Tensor]:
+    return {name: t.repeat_interleave(copies, 0) if copies > 1 else t for name, t in given.items()}
+
+
+def _named(out: Any) -> Tensors:
+    return out if isinstance(out, Mapping) else {"": out}
+
+
+class _Program:
+    """One kind of step with its static tensors: loaded, run over a plan, read back."""
+
+    slots = 1 << 62  # a program without captured graphs takes any size
+    steps = 1 << 62
+
+    def __init__(self, engine: Stacked) -> None:
+        self.engine = engine
+        self.state: dict[str, Tensor] = {}
+        self.given: dict[str, Tensor] = {}
+        self.index = torch.empty(0)
+        self.keys = torch.empty(0)
+        self.lr = torch.empty(0)
+        self.losses = torch.empty(0)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
+        self.runner: Steps | None = None
+
+    def run(
+        self, state: dict[str, Tensor], given: Tensors, plan: Plan, keys: Tensor, lr: float
+    ) -> tuple[list[Tensor], Tensor]:
+        """Run the plan from `state [slots, ...]`; returns the final state and the mean loss of each slot's last pass."""
+        engine = self.engine
+        order = torch.from_numpy(plan.order).to(engine.device)
+        prefixes = plan.active()
+        engine.net.mode(training=True)
+        with torch.no_grad():
+            self._hold(state, given, plan, order, prefixes)
+            slots = len(order)
+            for name, tensor in state.items():
+                self.state[name][:slots].copy_(tensor[order])
+            for name, tensor in given.items():
+                self.given[name][:slots].copy_(tensor[order])
+            self.index[: len(plan.index), :slots].copy_(plan.index)
+            self.keys[:slots].copy_(keys.to(engine.device)[order])
+            self.lr.fill_(lr)
+            self.losses.zero_()
+            assert self.runner is not None
+            self._go(plan, prefixes)
+            back = torch.argsort(order)
+            out = [self.state[name][:slots][back] for name in state]
+            return out, self._last_pass(plan)[back]
+
+    def _hold(
+        self, state: Tensors, given: Tensors, plan: Plan, order: Tensor, prefixes: list[int]
+    ) -> None:
+        """Static tensors: kept from call to call where graphs are captured, made anew elsewhere."""
+        device, captured = self.engine.device, self.engine.device.type == "cuda"
+        if self.runner is None or not captured:
+            slots = self.slots if captured else len(order)
+            steps = self.steps if captured else len(plan.index)
+            self.state = {n: torch.zeros(slots, *t.shape[1:], dtype=t.dtype, device=device) for n, t in state.items()}
+            self.given = {n: torch.zeros(slots, *t.shape[1:], dtype=t.dtype, device=device) for n, t in given.items()}
+            self.index = torch.zeros(steps, slots, plan.index.shape[2], dtype=torch.int64, device=device)
+            self.keys = torch.zeros(slots, dtype=torch.int64, device=device)
+            self.lr = torch.zeros((), dtype=self.engine.dtype, device=device)
+            self.losses = torch.zeros(steps, slots, dtype=self.engine.dtype, device=device)
+            self.runner = Steps(self.step, slots, self.counter)
+        self.index.fill_(0)
+        self.runner.prepare(prefixes, self.engine._pool)
+        if captured and self.index.shape[1] > len(order):
+            self.index[:, len(order) :] = -1  # slots beyond this stack are all padding
+
+    def _go(self, plan: Plan, prefixes: list[int]) -> None:
+        assert self.runner is not None
+        if not self.engine.net.batch_statistics:
+            self.runner.run(prefixes)
+            return
+        self.counter.zero_()
+        for step, prefix in enumerate(prefixes):
+            short = plan.short(step)
+            if len(short) < prefix:
+                self.runner.one(prefix)
+            else:
+                self.counter.add_(1)
+            for position, samples in short:
+                self.engine.net.mode(training=True, single=samples == 1)
+                self._advance(slice(position, position + 1), self.index[step, position : position + 1], (step, samples))
+            self.engine.net.mode(training=True)
+
+    def _last_pass(self, plan: Plan) -> Tensor:
+        steps, slots = plan.index.shape[:2]
+        device = self.engine.device
+        number = torch.arange(steps, device=device)[:, None]
+        end = torch.from_numpy(plan.steps).to(device)
+        start = end - torch.from_numpy(plan.passes).to(device)
+        seen = (plan.index[:, :, : plan.batch] >= 0).sum(2) * ((number >= start) & (number < end))
+        return (self.losses[:steps, :slots] * seen).sum(0) / seen.sum(0).clamp(min=1)
+
+    def step(self, prefix: int) -> None:
+        """One step of the first `prefix` slots, at the place the counter says."""
+        index = self.index.index_select(0, self.counter)[0, :prefix]
+        self._advance(slice(0, prefix), index, None)
+        self.counter.add_(1)
+
+    def _advance(self, where: slice, index: Tensor, short: Short) -> None:
+        raise NotImplementedError
+
+    def _place(self, short: Short) -> Tensor:
+        return self.counter if short is None else torch.full_like(self.counter, short[0])
+
+    def _moving(self, weight: Tensor, short: Short) -> Tensor | None:
+        """Which slots take part in this step `[slots]`; None where the prefix is exact, so all do."""
+        full = self.engine.net.batch_statistics and short is None
+        if not full and not self.counter.is_cuda:
+            return None
+        return weight.sum(1) == weight.shape[1] if full else weight.sum(1) > 0
+
+
+class _Sgd(_Program):
+    """`row <- row - lr * correct(gradient of the objective)`, in place on the views of the trained tensors."""
+
+    def __init__(self, engine: Stacked, trained: list[Entry], objective: Objective, correct: Correct | None) -> None:
+        super().__init__(engine)
+        self.trained = trained
+        self.objective = objective
+        self.correct = correct
+
+    def _advance(self, where: slice, index: Tensor, short: Short) -> None:
+        engine, net = self.engine, self.engine.net
+        x, y, weight = engine.gather(index if short is None else index[:, : short[1]])
+        rows = self.state["row"][where]
+        given = {name: t[where] for name, t in self.given.items()}
+        tensors = engine.layout.views(rows)
+        trainable, fixed = net.split(tensors, self.trained)
+        moving = self._moving(weight, short)
+        buffers = [e for e in engine.layout.entries if e.kind != "parameter"] if moving is not None else []
+        before = {e.name: fixed[e.name].clone() for e in buffers}
+        place = self._place(short)
+        keys = streams.key(self.keys[where], place)
+
+        def one(s: Tensors, batch: Batch, g: Given) -> Tensors:
+            mine = {n: s[n] for n in trainable}
+            gradient, loss = net.grad_and_value(self.objective, mine, {n: s[n] for n in fixed}, batch, g)
+            return {**gradient, "": loss}
+
+        found = engine.each(one, {**trainable, **fixed}, (Batch(x, y, weight, keys),), given)
+        loss = found.pop("")
+        self.losses[:, where].index_copy_(0, place, loss.detach()[None].to(self.losses.dtype))
+        lr = self.lr if moving is None else self.lr * moving.to(self.lr.dtype)
+        for entry in self.trained:
+            gradient = self._corrected(entry, found[entry.name], trainable[entry.name], given)
+            scale = lr if lr.ndim == 0 else lr.view(-1, *(1,) * len(entry.shape))
+            trainable[entry.name].addcmul_(gradient, scale, value=-1)
+        for name, old in before.items():
+            assert moving is not None
+            fixed[name].copy_(torch.where(moving.view(-1, *(1,) * (old.ndim - 1)), fixed[name], old))
+
+    def _corrected(self, entry: Entry, gradient: Tensor, value: Tensor, given: Tensors) -> Tensor:
+        if self.correct is None:
+            return gradient
+        size, correct = self.engine.layout.size, self.correct
+        cut = {
+            n: self.engine.layout.views(t, [entry])[entry.name] if t.ndim and t.shape[-1] == size else t
+            for n, t in given.items()
+        }
+        return vmap(lambda g, v, c: correct(g, v, Given(**c)))(gradient, value, cut)
+
+
+class _Custom(_Program):
+    """`state <- step(net, state, batch, given)`; `given.lr` is the learning rate, a 0-d tensor."""
+
+    def __init__(self, engine: Stacked, inner: Step, count: int) -> None:
+        super().__init__(engine)
+        self.inner = inner
+        self.count = count
+
+    def _advance(self, where: slice, index: Tensor, short: Short) -> None:
+        engine = self.engine
+        place = self._place(short)
+        width = index.shape[1] // self.count
+        batches = []
+        for stream in range(self.count):
+            first = stream * width
+            x, y, weight = engine.gather(index[:, first : first + (width if short is None else short[1])])
+            batches.append(Batch(x, y, weight, streams.key(self.keys[where], place, stream)))
+        state = {name: t[where] for name, t in self.state.items()}
+        lr = self.lr.expand(len(index))
+        given = {name: t[where] for name, t in self.given.items()} | {"lr": lr}
+        moving = self._moving(batches[0].weight, short)
+        new = engine.each(lambda s, b, g: self.inner(engine.net, Given(**s), b, g), state, tuple(batches), given)
+        if set(new) != set(state):
+            raise CoterieError(f"a step must return the state it was given, {sorted(state)}, not {sorted(new)}.")
+        for name, old in state.items():
+            kept = new[name] if moving is None else torch.where(moving.view(-1, *(1,) * (old.ndim - 1)), new[name], old)
+            old.copy_(kept)

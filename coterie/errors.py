@@ -1,0 +1,18 @@
+"""Errors are sentences for the person who made the mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class CoterieError(ValueError):
+    """Bad input. The message says what was given, what was expected and what to do; the command line exits with 2."""
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> CoterieError:
+    """The error for a name that does not exist: it suggests the nearest one that does, else lists them all."""
+    names = sorted(known)
+    near = get_close_matches(given.lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}."
+    return CoterieError(f"unknown {kind} '{given}'; {hint}")

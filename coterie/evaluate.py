@@ -1,0 +1,96 @@
+"""One evaluator for every method: stages with fixed meanings, results per client, and what they add up to.
+
+`served` is what `deploy` gives before any training in the round; `adapted` is the same row after the run's local
+epochs on the round's own training stream; `unseen_served` and `unseen_adapted` are both on clients kept out of
+training. The test split is only looked at, the validation split chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+STAGES = ("served", "adapted", "unseen_served", "unseen_adapted")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One stage of one evaluation, per client: `loss`, `accuracy` (classification) on test and on validation data."""
+
+    clients: np.ndarray[Any, np.dtype[np.int64]]  # [c]
+    samples: np.ndarray[Any, np.dtype[np.int64]]  # [c] test samples
+    steps: np.ndarray[Any, np.dtype[np.int64]]  # [c] local steps spent to make the model that was scored
+    test: dict[str, Array]  # metric -> [c], NaN for clients without test data
+    val: dict[str, Array]
+
+    @property
+    def metric(self) -> str:
+        """The metric people read: accuracy where there are classes, else the loss (mean squared error)."""
+        return "accuracy" if "accuracy" in self.test else "loss"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All stages of the state after `round` aggregations."""
+
+    round: int
+    stages: dict[str, Scores]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the clients' values add up to. `worst` and `lowest` are the badly served side of the metric."""
+
+    mean: float
+    pooled: float
+    std: float
+    worst: float
+    lowest: float
+    best: float
+    jain: float
+
+
+def summary(values: Array, samples: np.ndarray[Any, Any], higher_is_better: bool) -> Summary:
+    """Unweighted mean, mean over pooled samples, spread over clients, worst client, mean of the worst 10 % of the
+    clients (at least one), best client, and Jain's index (sum x)^2 / (m sum x^2), which is 1 when all are equal."""
+    there = ~np.isnan(values)
+    x, n = values[there], samples[there]
+    if not len(x):
+        return Summary(*[float("nan")] * 7)
+    ordered = np.sort(x) if higher_is_better else np.sort(x)[::-1]
+    tenth = max(1, len(x) // 10)
+    squares = float((x**2).sum())
+    return Summary(
+        mean=float(x.mean()),
+        pooled=float((x * n).sum() / max(n.sum(), 1)),
+        std=float(x.std()),
+        worst=float(ordered[0]),
+        lowest=float(ordered[:tenth].mean()),
+        best=float(ordered[-1]),
+        jain=float(x.sum() ** 2 / (len(x) * squares)) if squares > 0 else 1.0,
+    )
+
+
+def summarise(scores: Scores) -> Summary:
+    """The summary of a stage's test metric."""
+    return summary(scores.test[scores.metric], scores.samples, scores.metric == "accuracy")
+
+
+def validation_score(scores: Scores) -> tuple[float, float]:
+    """What decides between rounds, larger is better: mean validation accuracy, then mean validation loss."""
+    loss = float(np.nanmean(scores.val["loss"])) if not np.isnan(scores.val["loss"]).all() else float("nan")
+    if np.isnan(loss):
+        return (float("nan"), float("nan"))
+    accuracy = float(np.nanmean(scores.val["accuracy"])) if "accuracy" in scores.val else 0.0
+    return (accuracy, -loss)
+
+
+def chosen_round(history: Sequence[Evaluation], stage: str = "served") -> int:
+    """The evaluated round to report: best on validation data, the earliest of equals; the last one without them."""
+    scored = [(validation_score(e.stages[stage]), -e.round) for e in history if stage in e.stages]
+    scored = [item for item in scored if not np.isnan(item[0][1])]
+    return -max(scored)[1] if scored else history[-1].round

@@ -1,0 +1,198 @@
+"""A model is a row: where each named tensor of a module lies in one flat vector of length D."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from coterie.errors import CoterieError, unknown
+
+Kind = Literal["parameter", "statistic", "counter"]
+Columns = slice | Tensor
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the module: its columns are [start, stop) of the row."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    kind: Kind
+    part: str
+    trainable: bool
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+    @property
+    def size(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+
+def find_head(module: nn.Module) -> str | None:
+    """The name of the last linear layer in order of registration, which is where class scores are usually made."""
+    names = [name for name, sub in module.named_modules() if isinstance(sub, nn.Linear)]
+    return names[-1] if names else None
+
+
+def _under(name: str, prefix: str) -> bool:
+    return prefix == "" or name == prefix or name.startswith(prefix + ".")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes, offsets and named parts of a row `[D]`.
+
+    Tensors are ordered part by part (base first, head last; inside a part parameters before buffers), so that the
+    usual parts are contiguous and `cut` is a view. Tied tensors appear once. Buffers are columns too: `statistic`
+    for floating point ones, `counter` for integers (exact in float32 up to 2^24).
+
+    A part is named by: `all`, `none`, `parameters`, `buffers`, `base`, `head`, a part the module declares in its
+    attribute `parts` (part name -> module name), or the name of any module or tensor. `~x` is everything but x and
+    `x+y` is both.
+    """
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module, head: str | None = None) -> Layout:
+        """Lay out a module; `head` names the layer that makes the scores when the last linear layer is not it."""
+        modules = dict(module.named_modules())
+        if head is not None and head not in modules:
+            raise unknown("layer given as head", head, (name for name in modules if name))
+        declared = getattr(module, "parts", {})
+        prefixes: dict[str, str] = dict(declared) if isinstance(declared, Mapping) else {}
+        found = head if head is not None else prefixes.pop("head", find_head(module))
+        order = ["base", *prefixes, "head"]
+        if found is not None:
+            prefixes["head"] = found
+
+        def part_of(name: str) -> str:
+            return next((part for part, prefix in prefixes.items() if _under(name, prefix)), "base")
+
+        named: list[tuple[str, Tensor, bool]] = [(name, p, True) for name, p in module.named_parameters()]
+        saved = set(module.state_dict(keep_vars=True))
+        named += [(name, b, False) for name, b in module.named_buffers() if name in saved]
+        entries: list[Entry] = []
+        start = 0
+        for name, tensor, is_parameter in sorted(named, key=lambda item: order.index(part_of(item[0]))):
+            if tensor.is_complex():
+                raise CoterieError(f"tensor '{name}' is complex; a row holds real numbers only.")
+            if is_parameter and not tensor.is_floating_point():
+                raise CoterieError(f"parameter '{name}' is {tensor.dtype}; parameters must be floating point.")
+            kind: Kind = "parameter" if is_parameter else "statistic" if tensor.is_floating_point() else "counter"
+            entry = Entry(name, tuple(tensor.shape), start, kind, part_of(name), is_parameter and tensor.requires_grad)
+            entries.append(entry)
+            start = entry.stop
+        if not any(entry.trainable for entry in entries):
+            raise CoterieError("the model has no trainable parameter.")
+        return cls(tuple(entries))
+
+    @property
+    def size(self) -> int:
+        """D, the length of a row."""
+        return self.entries[-1].stop if self.entries else 0
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(entry.part for entry in self.entries))
+
+    @cached_property
+    def digest(self) -> str:
+        """A fingerprint of names, shapes and order; two models with the same digest can exchange rows."""
+        text = ";".join(f"{entry.name}{entry.shape}{entry.kind}" for entry in self.entries)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def within(self, part: str) -> tuple[Entry, ...]:
+        """The entries of a part, in row order."""
+        if "+" in part:
+            chosen = {entry for piece in part.split("+") for entry in self.within(piece)}
+            return tuple(entry for entry in self.entries if entry in chosen)
+        if part.startswith("~"):
+            left_out = set(self.within(part[1:]))
+            return tuple(entry for entry in self.entries if entry not in left_out)
+        if part == "none":
+            return ()
+        if part == "all":
+            return self.entries
+        if part == "parameters":
+            return tuple(entry for entry in self.entries if entry.kind == "parameter")
+        if part == "buffers":
+            return tuple(entry for entry in self.entries if entry.kind != "parameter")
+        found = tuple(entry for entry in self.entries if entry.part == part)
+        found = found or tuple(entry for entry in self.entries if _under(entry.name, part))
+        if not found and part == "head":
+            raise CoterieError(
+                "no head was found because the model has no linear layer; name the layer that makes the scores "
+                f"with head=..., one of: {', '.join(dict.fromkeys(e.name.rpartition('.')[0] for e in self.entries))}."
+            )
+        if not found and part != "base":
+            raise unknown("part of the model", part, {*self.parts, "all", "none", *(e.name for e in self.entries)})
+        return found
+
+    def columns(self, part: str) -> Columns:
+        """A slice where the part is contiguous (cutting is then a view), else an index tensor."""
+        return _columns(self.within(part))
+
+    def only(self, part: str) -> Layout:
+        """The layout of the columns that `cut(rows, part)` returns."""
+        entries, start = [], 0
+        for entry in self.within(part):
+            entries.append(replace(entry, start=start))
+            start += entry.size
+        return Layout(tuple(entries))
+
+    def cut(self, rows: Tensor, part: str) -> Tensor:
+        """`[..., D] -> [..., d]`: the columns of a part."""
+        columns = self.columns(part)
+        return rows[..., columns] if isinstance(columns, slice) else rows[..., columns.to(rows.device)]
+
+    def put(self, rows: Tensor, part: str, columns: Tensor) -> Tensor:
+        """A copy of `rows [..., D]` whose columns of `part` are `columns [..., d]`."""
+        where = self.columns(part)
+        out = rows.expand(torch.broadcast_shapes(rows.shape[:-1], columns.shape[:-1]) + rows.shape[-1:]).clone()
+        out[..., where if isinstance(where, slice) else where.to(rows.device)] = columns
+        return out
+
+    # -- modules and rows ------------------------------------------------------------------------------------------
+
+    def row(self, module: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The module's tensors as one row `[D]`."""
+        state = dict(module.named_parameters()) | dict(module.named_buffers())
+        if not self.entries:
+            return torch.zeros(0, dtype=dtype)
+        return torch.cat([state[entry.name].detach().to(dtype).reshape(-1) for entry in self.entries])
+
+    def load(self, module: nn.Module, row: Tensor) -> nn.Module:
+        """Write a row `[D]` into the module's tensors, exactly, and return the module."""
+        if row.shape != (self.size,):
+            raise CoterieError(f"a row of shape {tuple(row.shape)} does not fit a model of {self.size} columns.")
+        state = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for entry in self.entries:
+                state[entry.name].copy_(row[entry.start : entry.stop].view(entry.shape))
+        return module
+
+    def views(self, rows: Tensor, entries: Iterable[Entry] | None = None) -> dict[str, Tensor]:
+        """`[..., D]` -> name: `[..., *shape]`, views that share the rows' memory."""
+        lead = rows.shape[:-1]
+        chosen = self.entries if entries is None else entries
+        return {e.name: rows[..., e.start : e.stop].unflatten(-1, e.shape or (1,)).view(lead + e.shape) for e in chosen}
+
+
+def _columns(entries: Sequence[Entry]) -> Columns:
+    if not entries:
+        return slice(0, 0)
+    if all(before.stop == after.start for before, after in zip(entries, entries[1:], strict=False)):
+        return slice(entries[0].start, entries[-1].stop)
+    return torch.cat([torch.arange(entry.start, entry.stop) for entry in entries])

@@ -1,0 +1,162 @@
+"""The contract: a personalized-learning method is a handful of small pure functions on rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from coterie.aggregators.aggregator import Aggregator
+from coterie.aggregators.mean import Mean
+from coterie.cohort import Cohort, Init
+from coterie.layout import Layout
+from coterie.records import Nothing, Record, Upload
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What `merge` sees: the participants' uploads stacked over clients, `up.update [m, ...]`, and who sent them."""
+
+    tensors: Mapping[str, Tensor]
+    ids: Tensor  # [m] client numbers
+    n: Tensor  # [m] training samples
+    share: Tensor  # [m] n / sum of n over the participants, float64
+    population: int  # M, clients admitted so far
+    layout: Layout
+
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self.__dict__["tensors"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"the uploads hold {sorted(self.__dict__.get('tensors', {}))}, not '{name}'") from None
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base of every method. Subclasses are frozen dataclasses of hyperparameters in files of `coterie/methods`.
+
+    A method holds no loop, no evaluator, no device code and no file access. The server calls `start`, `hello`,
+    `admit`, `send` and `merge`; the client calls `introduce`, `join`, `local` and `deploy`, with all clients of a
+    cohort at once (first axis `C`).
+    """
+
+    aggregator: Aggregator = field(default_factory=Mean, kw_only=True)
+    validation: bool = field(default=True, kw_only=True)
+    """Whether clients keep a validation split; released programs do not."""
+    published: str = field(default="", kw_only=True)
+    """The stage that the paper's table printed, named by presets that reproduce its program."""
+
+    name: ClassVar[str]
+    family: ClassVar[str] = "other"
+    shared: ClassVar[str] = ""
+    keeps: ClassVar[str] = "nothing"
+    down: ClassVar[str] = "1"
+    up: ClassVar[str] = "1"
+    newcomer: ClassVar[str] = ""
+    cite: ClassVar[str] = ""
+    averages: ClassVar[bool] = True
+    """Whether an aggregator other than the mean can be plugged in."""
+    presets: ClassVar[tuple[str, ...]] = ()
+    """Class methods that build a named variant, e.g. `official`: the program its authors released."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__.lower()
+
+    # -- server ----------------------------------------------------------------------------------------------------
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """The user's module with the parts this method adds; how it predicts is its `forward`."""
+        return module
+
+    def start(self, init: Init) -> Record:
+        """Fresh rows -> server state."""
+        raise NotImplementedError
+
+    def hello(self, server: Record) -> Record:
+        """What a client is told at first contact, before it introduces itself."""
+        return Nothing()
+
+    def admit(self, server: Record, ids: Tensor, introductions: Record) -> Record:
+        """Clients arrive -> server state; for unseen clients it acts on a copy that is thrown away."""
+        return server
+
+    def send(self, server: Record, ids: Tensor) -> Record:
+        """Server state -> payload; by default the whole state, alike for every client."""
+        return server
+
+    def merge(self, server: Any, up: Uploads) -> Record:
+        """Uploads of the participants -> new server state."""
+        raise NotImplementedError
+
+    # -- client ----------------------------------------------------------------------------------------------------
+
+    def introduce(self, cohort: Cohort, hello: Any) -> Record:
+        """First contact -> small tensors that leave the client once."""
+        return Nothing()
+
+    def join(self, cohort: Cohort, payload: Any) -> Record:
+        """After admission -> the client's own state `[C, ...]`."""
+        return Nothing()
+
+    def local(self, cohort: Cohort, payload: Any, mine: Any) -> tuple[Upload, Record]:
+        """One round of a client -> what it uploads and its new own state."""
+        raise NotImplementedError
+
+    def deploy(self, cohort: Cohort, payload: Any, mine: Any) -> Tensor:
+        """The row this client uses `[C, D]`."""
+        raise NotImplementedError
+
+    # -- words every method has ------------------------------------------------------------------------------------
+
+    def check(self, population: int, layout: Layout) -> None:
+        """Raise a CoterieError before the first round if this method cannot run with these clients or this model."""
+
+    def report(self, server: Any, up: Uploads) -> dict[str, Tensor]:
+        """Numbers worth recording each round (before `merge`), e.g. an objective or a cluster's size."""
+        return {}
+
+    def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        """`[m, d], [m] -> [d]`, or `[m, K, d], [m, K] -> [K, d]`: the update the server applies, model by model.
+
+        The weights' sum is the mass: the result is mass * aggregator(updates, weights / mass). Clients of weight 0
+        are absent; mass 0 gives 0. Buffers are not directions: running statistics take the weighted mean and
+        counters the maximum.
+        """
+        if updates.ndim == 3:
+            return torch.stack([self.aggregate(updates[:, k], weights[:, k], layout) for k in range(updates.shape[1])])
+        return aggregate(self.aggregator, updates, weights, layout)
+
+
+def aggregate(aggregator: Aggregator, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+    """One model's update from `updates [m, d]` and `weights [m]`, see `Method.aggregate`."""
+    mass = weights.sum()
+    parts = (weights / torch.where(mass > 0, mass, 1)).to(updates.dtype)
+    if isinstance(aggregator, Mean):  # the mean needs no filtering, and so no answer from the device
+        out = mass.to(updates.dtype) * (parts @ updates)
+        present = updates
+    else:
+        kept = weights > 0
+        present, some = updates[kept], parts[kept]
+        if not len(present):
+            return torch.zeros_like(updates[0])
+        real = layout.only("parameters")
+        out = torch.zeros_like(updates[0])
+        directions = layout.cut(present, "parameters")
+        out = layout.put(out, "parameters", mass.to(updates.dtype) * aggregator.aggregate(directions, some, real))
+    for entry in layout.entries:
+        columns = slice(entry.start, entry.stop)
+        if entry.kind == "statistic":
+            out[columns] = parts @ updates[:, columns]
+        elif entry.kind == "counter":
+            out[columns] = (updates[:, columns] * (weights > 0)[:, None]).amax(0)
+    return out
+
+
+def pick(rows: Tensor, choice: Tensor) -> Tensor:
+    """`rows [C, K, ...], choice [C] -> [C, ...]`: each client's chosen model."""
+    return rows[torch.arange(len(rows), device=rows.device), choice]

@@ -1,0 +1,30 @@
+"""FedAvg + fine-tune: a shared model that every client adapts before use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from coterie.cohort import Cohort
+from coterie.methods.fedavg import FedAvg
+from coterie.records import Model, Record
+
+
+@dataclass(frozen=True)
+class FedAvgFT(FedAvg):
+    """FedAvg whose deployed model is SGD_i(theta): `epochs` local epochs (by default the run's) on `part`.
+
+    With the defaults, `served` here is what every comparison prints as FedAvg's `adapted`. The fine-tuned copy is
+    never written back.
+    """
+
+    epochs: int | None = None
+    part: str = "all"
+
+    shared = "the model"
+    newcomer = "the shared model, fine-tuned"
+    cite = "Yu, Bagdasaryan, Shmatikov, Salvaging federated learning by local adaptation, 2020"
+
+    def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
+        return cohort.train(payload.row, epochs=self.epochs, part=self.part)

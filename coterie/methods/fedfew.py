@@ -1,0 +1,99 @@
+"""FedFew: K models for M clients by smooth Tchebycheff set scalarisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort, Init
+from coterie.errors import CoterieError
+from coterie.layout import Layout
+from coterie.method import Method, Uploads, pick
+from coterie.records import Models, Record, Upload
+
+
+def stch_set_weights(losses: Tensor, mu: float) -> tuple[Tensor, Tensor, Tensor]:
+    """`[M, K] -> alpha [M], w [M, K], g`, in log space and float64.
+
+    g = mu log sum_i exp(-s_i) with s_i = log sum_k exp(-L_ik / mu) smooths max_i min_k L_ik;
+    w_i = softmax_k(-L_ik / mu), alpha = softmax_i(-s_i), and dg/dtheta_k = sum_i alpha_i w_ik dL_i/dtheta_k.
+    """
+    a = -losses.double() / mu
+    s = torch.logsumexp(a, 1)
+    z = torch.logsumexp(-s, 0)
+    return torch.exp(-s - z), torch.exp(a - s[:, None]), mu * z
+
+
+@dataclass(frozen=True)
+class FedFew(Method):
+    """theta_k <- theta_k + sum_i alpha_i w_ik (SGD_i(theta_k) - theta_k): a few models such that each client has one.
+
+    A client takes the model of least loss on its validation data (on its training data where it has none). The loss
+    behind the weights is that of the received model (`before`), the running mean of the last local epoch, or that of
+    the trained copy (`after`); `scale` multiplies it by n_i / n; `normalise` divides a model's step by its mass
+    sum_i alpha_i w_ik, so that every model takes a full step. `start_from` draws the K models independently, or
+    equal (`same`, told apart by their batch orders only), or equal up to `noise`.
+    """
+
+    models: int = 3
+    mu: float = 0.01
+    start_from: Literal["independent", "same", "same+noise"] = "independent"
+    noise: float = 0.01
+    loss_at: Literal["before", "running", "after"] = "before"
+    scale: bool = True
+    normalise: bool = False
+    server_lr: float = 1.0
+
+    family = "few models"
+    shared = "K models"
+    down = up = "K"
+    newcomer = "the model of least loss on its validation data"
+    cite = "FedFew: few models for many clients by smooth Tchebycheff set scalarisation"
+    presets = ("official",)
+
+    @classmethod
+    def official(cls) -> FedFew:
+        """The released program: equal starts, running loss, no validation split; its table printed `adapted`."""
+        return cls(start_from="same", loss_at="running", validation=False, published="adapted")
+
+    def check(self, population: int, layout: Layout) -> None:
+        if not 1 <= self.models <= population:
+            raise CoterieError(f"{self.name} with {self.models} models needs that many clients; there are {population}.")
+        if not self.mu > 0:
+            raise CoterieError(f"fedfew's temperature mu must be positive, not {self.mu}.")
+
+    def start(self, init: Init) -> Record:
+        if self.start_from == "independent":
+            return Models(init.rows(self.models))
+        rows = init.row.expand(self.models, -1)
+        if self.start_from == "same":
+            return Models(rows.clone())
+        noise = torch.randn(rows.shape, generator=init.noise("fedfew"), dtype=rows.dtype).to(rows.device)
+        return Models(init.layout.put(rows, "parameters", init.layout.cut(rows + self.noise * noise, "parameters")))
+
+    def local(self, cohort: Cohort, payload: Models, mine: Record) -> tuple[Upload, Record]:
+        trained, loss = cohort.train_watched(payload.rows, distinct=self.start_from == "same")  # [C, K, D], [C, K]
+        if self.loss_at != "running":
+            loss = cohort.loss(payload.rows if self.loss_at == "before" else trained)
+        return Upload(update=trained - payload.rows, loss=loss), mine
+
+    def weights(self, up: Uploads) -> tuple[Tensor, Tensor]:
+        """The weight of each update `[m, K]` and the objective g."""
+        alpha, w, g = stch_set_weights((up.share[:, None] if self.scale else 1.0) * up.loss, self.mu)
+        return alpha[:, None] * w, g
+
+    def merge(self, server: Models, up: Uploads) -> Record:
+        weights, _ = self.weights(up)
+        if self.normalise:
+            weights = weights / weights.sum(0).clamp(min=1e-300)
+        return Models(server.rows + self.server_lr * self.aggregate(up.update, weights, up.layout))
+
+    def deploy(self, cohort: Cohort, payload: Models, mine: Record) -> Tensor:
+        return pick(payload.rows, cohort.loss(payload.rows, split="val").argmin(-1))
+
+    def report(self, server: Models, up: Uploads) -> dict[str, Tensor]:
+        weights, g = self.weights(up)
+        return {"g": g, "mass": weights.sum(0)}

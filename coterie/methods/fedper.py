@@ -1,0 +1,57 @@
+"""FedPer: a shared body under personal heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from coterie.cohort import Cohort, Init
+from coterie.layout import Layout
+from coterie.method import Method, Uploads
+from coterie.records import Model, Record, Upload
+
+
+@dataclass(frozen=True)
+class FedPer(Method):
+    """(phi_i, h_i) <- SGD_i(phi, h_i) jointly; phi <- sum_i p_i phi_i; the head h_i never leaves its client.
+
+    `personal` names what stays: any part of the model, `none` (then this is FedAvg) or `all` (then it is Local).
+    """
+
+    personal: str = "head"
+
+    family = "decoupled"
+    shared = "the body"
+    keeps = "its head"
+    down = up = "body"
+    newcomer = "the shared body and a head trained on it for one round"
+    cite = "Arivazhagan et al., Federated learning with personalization layers, 2019"
+
+    def check(self, population: int, layout: Layout) -> None:
+        layout.within(self.personal)
+
+    def start(self, init: Init) -> Record:
+        return Model(init.layout.cut(init.row, f"~{self.personal}"))
+
+    def join(self, cohort: Cohort, payload: Model) -> Model:
+        row = self.whole(cohort, payload, cohort.layout.cut(cohort.init.row, self.personal))
+        if cohort.round > 0:  # a newcomer: the body is trained, a random head on it would be useless
+            row = cohort.train(row, part=self.personal)
+        return Model(cohort.layout.cut(row, self.personal))
+
+    def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
+        row = cohort.train(self.whole(cohort, payload, mine.row))
+        body, head = cohort.layout.cut(row, f"~{self.personal}"), cohort.layout.cut(row, self.personal)
+        return Upload(update=body - payload.row), Model(head)
+
+    def merge(self, server: Model, up: Uploads) -> Record:
+        return Model(server.row + self.aggregate(up.update, up.share, up.layout.only(f"~{self.personal}")))
+
+    def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:
+        return self.whole(cohort, payload, mine.row)
+
+    def whole(self, cohort: Cohort, payload: Model, head: Tensor) -> Tensor:
+        """Body `[C, d]` and head -> rows `[C, D]`."""
+        row = cohort.layout.put(cohort.init.row, f"~{self.personal}", payload.row)
+        return cohort.layout.put(row, self.personal, head)

@@ -1,0 +1,274 @@
+"""A module as a function of its row: what objectives and inner steps call, written for one client."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from coterie import streams
+from coterie.errors import CoterieError
+from coterie.layout import Entry, Layout
+
+Row = Tensor | Mapping[str, Tensor]
+"""A model's tensors for one client: the flat `[D]`, or its named views where the engine differentiates them."""
+
+Given = SimpleNamespace
+PerSample = Callable[[Tensor, Tensor], Tensor]
+
+
+class Batch(NamedTuple):
+    """One mini-batch of one client. `weight [B]` is 1 for a sample and 0 for padding; `key` seeds its noise."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    key: Tensor
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of `values [B]` over the samples that are not padding."""
+        return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
+
+
+Objective = Callable[["Net", Row, Batch, Given], Tensor]
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """`[B, classes], [B] -> [B]`."""
+    return F.cross_entropy(outputs, y, reduction="none")
+
+
+def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
+    """`[B, ...] -> [B]`: the squared error, averaged over the coordinates of a target."""
+    return (outputs.reshape(y.shape) - y).square().flatten(1).mean(1) if y.ndim > 1 else (outputs[:, 0] - y).square()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is predicted: `classes` scores (0 for regression) and the loss of each sample."""
+
+    classes: int
+    loss: PerSample
+
+    @classmethod
+    def of(cls, classes: int, loss: PerSample | None = None) -> Task:
+        return cls(classes, loss or (cross_entropy if classes else squared_error))
+
+
+class Net:
+    """The user's module, called with a row. `net(row, x)` are its outputs; nothing is stored in the module.
+
+    `features(row, x)` is the input of the head and `head(row, z)` the head alone. `loss(row, batch)` is the task's
+    mean loss, `grad(row, batch, objective, given)` the gradient as a flat row, `uniform(shape)` noise of this batch.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout, task: Task, bf16: bool = False) -> None:
+        self.module = copy.deepcopy(module)
+        self.layout = layout
+        self.task = task
+        self.stacked = True
+        self._bf16 = bf16
+        self._key: Tensor | None = None
+        self._draws = 0
+        self._noise = _SeededDropout(self)
+        self._random = True  # until a probe shows that the forward pass draws nothing
+        head = layout.within("head")[0].name.rpartition(".")[0] if "head" in layout.parts else None
+        self._head = self.module.get_submodule(head) if head is not None else None
+        self._head_name = head
+        self._normalisers = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.batch_statistics = bool(self._normalisers) or getattr(module, "batch_statistics", False)
+
+    # -- what methods call -----------------------------------------------------------------------------------------
+
+    def __call__(self, row: Row, x: Tensor, **options: Any) -> Tensor:
+        """The module's outputs `[B, ...]`; options go to its forward."""
+        return self._forward(self.module, self.tensors(row), x, options)
+
+    def features(self, row: Row, x: Tensor) -> Tensor:
+        """What enters the head `[B, features]`."""
+        caught: list[Tensor] = []
+        hook = self._require_head().register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+        try:
+            self(row, x)
+        finally:
+            hook.remove()
+        return caught[0]
+
+    def head(self, row: Row, z: Tensor) -> Tensor:
+        """The head's outputs for features `z [B, features]`."""
+        prefix = f"{self._head_name}." if self._head_name else ""
+        mine = {name[len(prefix) :]: t for name, t in self.tensors(row).items() if name.startswith(prefix)}
+        return self._forward(self._require_head(), mine, z, {})
+
+    def tensors(self, row: Row) -> Mapping[str, Tensor]:
+        """The row's named tensors; `net.tensors(row)['fc.weight']` is one of them."""
+        return self.layout.views(row) if isinstance(row, Tensor) else row
+
+    def loss(self, row: Row, batch: Batch) -> Tensor:
+        """The task's mean loss over the batch, a scalar."""
+        return batch.mean(self.task.loss(self(row, batch.x), batch.y))
+
+    def grad(
+        self, row: Tensor, batch: Batch, objective: Objective | None = None, given: Given | None = None
+    ) -> Tensor:
+        """The gradient of the objective (by default the loss) with respect to a flat row, `[D] -> [D]`."""
+        chosen = objective or default_objective
+        trainable, fixed = self.split(self.layout.views(row), [e for e in self.layout.entries if e.trainable])
+        with self.noise(batch.key):
+            gradient, _ = self.grad_and_value(chosen, trainable, fixed, batch, given or Given())
+        pieces = [
+            gradient[e.name].reshape(-1) if e.trainable else torch.zeros_like(row[e.start : e.stop])
+            for e in self.layout.entries
+        ]
+        return torch.cat(pieces)
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        """Uniform noise on [0, 1) that belongs to this client, round, step and call."""
+        if self._key is None:
+            raise CoterieError("noise can be drawn inside an objective or a step only.")
+        self._draws += 1
+        return streams.uniform(streams.key(self._key, self._draws), shape)
+
+    # -- what the engine calls -------------------------------------------------------------------------------------
+
+    def grad_and_value(
+        self, objective: Objective, trainable: Mapping[str, Tensor], fixed: Mapping[str, Tensor], batch: Batch,
+        given: Given,
+    ) -> tuple[Mapping[str, Tensor], Tensor]:
+        """Gradient of the objective with respect to the named tensors of one client, and its value."""
+        if self.stacked:
+            def value(inner: Mapping[str, Tensor]) -> Tensor:
+                return objective(self, {**inner, **fixed}, batch, given)
+
+            return torch.func.grad_and_value(value)(trainable)
+        nested = torch.is_grad_enabled()  # a method differentiates through this gradient
+        with torch.enable_grad():
+            leaves = {
+                name: t if t.requires_grad else t.detach().requires_grad_(True) for name, t in trainable.items()
+            }
+            loss = objective(self, {**leaves, **fixed}, batch, given)
+            found = torch.autograd.grad(loss, list(leaves.values()), create_graph=nested, allow_unused=True)
+        pairs = zip(leaves.items(), found, strict=True)
+        return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}, loss.detach()
+
+    def split(
+        self, tensors: Mapping[str, Tensor], trained: list[Entry]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Named tensors -> (those of the entries, all others)."""
+        names = {entry.name for entry in trained}
+        return ({n: t for n, t in tensors.items() if n in names}, {n: t for n, t in tensors.items() if n not in names})
+
+    @contextmanager
+    def noise(self, key: Tensor | None) -> Iterator[None]:
+        """Draw from this key until the block ends."""
+        before = self._key, self._draws
+        self._key, self._draws = key, 0
+        try:
+            yield
+        finally:
+            self._key, self._draws = before
+
+    def mode(self, training: bool, single: bool = False) -> None:
+        """Training or evaluation; batch statistics of a single sample do not exist, so it uses the running ones."""
+        self.module.train(training)
+        if single:
+            for module in self._normalisers:
+                module.eval()
+
+    def probe(self, row: Tensor, x: Tensor, y: Tensor) -> str | None:
+        """Try the module on two samples: learn whether it draws noise; return why it cannot be stacked, if so."""
+        self.mode(training=True)
+        weight = torch.ones(len(x), dtype=row.dtype, device=row.device)
+        stream = streams.key("probe", torch.zeros((), dtype=torch.int64, device=row.device))
+
+        def gradient(one: Tensor, xs: Tensor, ys: Tensor, k: Tensor) -> Tensor:
+            return self.grad(one, Batch(xs, ys, weight, k))
+
+        self.stacked = False
+        self._noise.used = False
+        outputs = self._check(row.clone(), x, stream)
+        if self.task.classes and outputs.shape != (len(x), self.task.classes):
+            raise CoterieError(
+                f"the model gives outputs of shape {tuple(outputs.shape)} for {len(x)} samples; "
+                f"the data have {self.task.classes} classes, so {(len(x), self.task.classes)} was expected."
+            )
+        gradient(row.clone(), x, y, stream)
+        self._random = self._noise.used
+        self.stacked = True
+        two = (torch.stack([row, row]), torch.stack([x, x]), torch.stack([y, y]), torch.stack([stream, stream]))
+        try:
+            torch.func.vmap(gradient)(*two)
+        except Exception as reason:
+            self.stacked = False
+            return str(reason).strip().splitlines()[0]
+        return None
+
+    def _check(self, row: Tensor, x: Tensor, stream: Tensor) -> Tensor:
+        try:
+            with self.noise(stream), torch.no_grad():
+                return self(row, x)
+        except (RuntimeError, TypeError, ValueError) as reason:
+            raise CoterieError(
+                f"the model cannot take the data: one batch has shape {tuple(x.shape)} ({x.dtype}) and it says: "
+                f"{str(reason).strip().splitlines()[0]}"
+            ) from reason
+
+    def _forward(self, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
+            if self._random and module.training:
+                with self._noise:
+                    out = functional_call(module, dict(tensors), (x,), options)
+            else:
+                out = functional_call(module, dict(tensors), (x,), options)
+        if not isinstance(out, Tensor):
+            raise CoterieError(f"the model returned {type(out).__name__}; its forward must return one tensor.")
+        return out.to(torch.float32) if self._bf16 else out
+
+    def _require_head(self) -> nn.Module:
+        if self._head is None:
+            self.layout.within("head")  # raises the sentence that explains how to name one
+        assert self._head is not None
+        return self._head
+
+
+def default_objective(net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
+    """The task's mean loss."""
+    return net.loss(row, batch)
+
+
+class _SeededDropout(TorchFunctionMode):
+    """Lets dropout draw from the batch's own stream: the global generator would make it depend on the stacking."""
+
+    _WHOLE_CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d)
+
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.net = net
+        self.used = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        if func is F.dropout or func in self._WHOLE_CHANNELS:
+            return self._drop(func, *args, **options)
+        return func(*args, **options)
+
+    def _drop(
+        self, func: Callable[..., Any], x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if not training or p == 0:
+            return x
+        self.used = True
+        shape = tuple(x.shape[:2]) + (1,) * (x.ndim - 2) if func in self._WHOLE_CHANNELS else tuple(x.shape)
+        kept = self.net.uniform(shape) >= p
+        return x * kept.to(x.dtype) / (1 - p) if p < 1 else x * 0

@@ -1,0 +1,130 @@
+"""Finding methods and aggregators by name: whatever lies in `coterie/methods` and `coterie/aggregators` is known."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import re
+import sys
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import coterie.aggregators
+import coterie.methods
+from coterie.aggregators.aggregator import Aggregator
+from coterie.aggregators.mean import Mean
+from coterie.config import build, convert, options
+from coterie.errors import CoterieError, unknown
+from coterie.method import Method
+
+V = TypeVar("V")
+
+
+def _defined(module: ModuleType, base: type[V]) -> dict[str, type[V]]:
+    """The classes a module defines itself, by their `name`."""
+    found = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, base) and v is not base]
+    return {v.name: v for v in found if v.__module__ == module.__name__}  # type: ignore[attr-defined]
+
+
+@cache
+def _found(package: ModuleType, base: type[V]) -> dict[str, type[V]]:
+    classes: dict[str, type[V]] = {}
+    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+        classes |= _defined(importlib.import_module(f"{package.__name__}.{info.name}"), base)
+    return classes
+
+
+def methods() -> dict[str, type[Method]]:
+    """Every method by name."""
+    return _found(coterie.methods, Method)
+
+
+def aggregators() -> dict[str, type[Aggregator]]:
+    """Every aggregator by name."""
+    return _found(coterie.aggregators, Aggregator)
+
+
+def method(spec: str, **values: Any) -> Method:
+    """A method from its spelling `name[:preset][,option=value...][+aggregator[:option=value...]]`.
+
+    `fedfew`, `fedfew:official`, `fedfew:models=5,mu=0.1`, `fedavg+mean`, or `mine.py:MyMethod` for a class in a file.
+    Further values override options.
+    """
+    text, _, plugged = spec.partition("+")
+    file = re.match(r"^(.+\.py):(\w+)(?::(.*))?$", text)
+    if file:
+        cls, rest = _from_file(Path(file[1]), file[2]), file[3] or ""
+    else:
+        name, _, rest = text.partition(":")
+        if name.lower() not in methods():
+            raise unknown("method", name, methods())
+        cls = methods()[name.lower()]
+    chosen = _value(cls, rest, cls.name, cls.presets, values)
+    if plugged:
+        name, _, rest = plugged.partition(":")
+        if name not in aggregators():
+            raise unknown("aggregator", name, aggregators())
+        if not cls.averages:
+            raise CoterieError(f"{cls.name} averages nothing, so '+{name}' has no effect on it.")
+        chosen = replace(chosen, aggregator=_value(aggregators()[name], rest, name, (), {}))
+    return chosen
+
+
+def spelling(chosen: Method) -> str:
+    """The spelling that builds this method again: its name and every option that differs from the default."""
+    def changed(value: Any) -> str:
+        plain = [f for f in fields(value) if f.name not in ("aggregator", "published")]
+        return ",".join(f"{f.name}={getattr(value, f.name)}" for f in plain if getattr(value, f.name) != f.default)
+
+    def spelled(name: str, value: Any) -> str:
+        return f"{name}:{changed(value)}" if changed(value) else name
+
+    presets = [p for p in chosen.presets if getattr(type(chosen), p)() == replace(chosen, aggregator=Mean())]
+    text = f"{chosen.name}:{presets[0]}" if presets else spelled(chosen.name, chosen)
+    source = sys.modules[type(chosen).__module__].__dict__.get("__coterie_file__")
+    if source:
+        text = spelled(f"{source}:{type(chosen).__name__}", chosen)
+    plugged = chosen.aggregator
+    return text if plugged == Mean() else f"{text}+{spelled(plugged.name, plugged)}"
+
+
+def _value(cls: type[V], rest: str, kind: str, presets: tuple[str, ...], values: dict[str, Any]) -> V:
+    base: V | None = None
+    given: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        name, equals, text = item.partition("=")
+        if equals:
+            given[name.strip()] = text.strip()
+        elif name in presets:
+            base = getattr(cls, name)()
+        else:
+            raise unknown(f"preset or option of {kind}", name, {*presets, *(f"{o}=..." for o in options(cls))})
+    given |= values
+    if base is None:
+        return build(cls, given, kind)
+    build(cls, given, kind)  # for its errors
+    known = options(cls)
+    return replace(base, **{n: convert(v, known[n], f"{kind}'s {n}") for n, v in given.items()})  # type: ignore[type-var]
+
+
+def _from_file(path: Path, name: str) -> type[Method]:
+    if not path.is_file():
+        raise CoterieError(f"there is no file '{path}' to take the method {name} from.")
+    module_name = f"coterie_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as reason:
+        raise CoterieError(f"'{path}' cannot be imported: {type(reason).__name__}: {reason}") from reason
+    module.__dict__["__coterie_file__"] = str(path.resolve())
+    classes = {cls.__name__: cls for cls in _defined(module, Method).values()}
+    if name not in classes:
+        raise unknown(f"method in {path}", name, classes)
+    return classes[name]

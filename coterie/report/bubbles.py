@@ -1,0 +1,120 @@
+"""The picture of who holds what: one bubble per client and class, or one bar per client for regression."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from coterie.data.federation import SPLITS, Federation
+
+INK = "#333333"
+SEEN = "#2f6f9f"
+UNSEEN = "#d1762c"
+SHOWN = 200  # beyond this, bubbles are specks: a spread of the clients is drawn instead
+
+
+def bubbles(federation: Federation, path: str | Path) -> Path:
+    """Draw clients against classes with bubbles whose area is the number of samples; returns the path written."""
+    shown = _shown(federation)
+    figure = Figure(figsize=_inches(len(shown), federation.classes), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    if federation.classes:
+        _draw_bubbles(axes, federation, shown)
+    else:
+        _draw_bars(axes, federation, shown)
+    _dress(axes, federation, shown)
+    figure.savefig(path)
+    return Path(path)
+
+
+def _shown(federation: Federation) -> np.ndarray:
+    """The clients to draw: all, or evenly spread ones, with seen and unseen in their true proportion."""
+    count = min(SHOWN, federation.clients)
+    return np.linspace(0, federation.clients - 1, count).round().astype(np.int64)
+
+
+def _inches(clients: int, classes: int) -> tuple[float, float]:
+    """Square cells where the page allows it."""
+    width = float(np.clip(1.8 + 0.42 * clients, 5.6, 13.0))
+    height = float(np.clip(1.5 + 0.36 * classes, 3.2, 9.0)) if classes else 3.6
+    return width, height
+
+
+def _draw_bubbles(axes: Axes, federation: Federation, shown: np.ndarray) -> None:
+    counts = np.sum([federation.histogram(split) for split in SPLITS], axis=0)[shown]  # [shown, classes]
+    axes.set_xlim(-0.7, len(shown) - 0.3)
+    axes.set_ylim(-0.7, federation.classes - 0.3)
+    place, label = np.nonzero(counts)
+    unseen = shown[place] >= federation.trained
+    axes.scatter(
+        place,
+        label,
+        s=_largest_area(len(shown), federation.classes) * counts[place, label] / counts.max(),
+        c=np.where(unseen, UNSEEN, SEEN),
+        alpha=0.8,
+        linewidths=0,
+        zorder=3,
+    )
+    axes.set_ylabel("class", fontsize=9, color=INK)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, steps=[1, 2, 5, 10]))
+    axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=INK)
+
+
+def _largest_area(clients: int, classes: int) -> float:
+    """The bubble area in square points that fills a cell; never a speck, even if neighbours then overlap."""
+    width, height = (72 * (side - 0.8) for side in _inches(clients, classes))  # less the labels, in points
+    diameter = max(min(width / (clients + 0.4), height / (classes + 0.4)), 9.0)
+    return float(0.92 * diameter) ** 2
+
+
+def _draw_bars(axes: Axes, federation: Federation, shown: np.ndarray) -> None:
+    bottom = np.zeros(len(shown), dtype=np.int64)
+    for split, strength in zip(SPLITS, (1.0, 0.65, 0.35), strict=True):
+        sizes = federation.sizes(split)[shown]
+        colours = [_paler(UNSEEN if i >= federation.trained else SEEN, strength) for i in shown]
+        if sizes.any():
+            axes.bar(range(len(shown)), sizes, bottom=bottom, color=colours, label=split, zorder=3)
+        bottom += sizes
+    axes.set_xlim(-0.7, len(shown) - 0.3)
+    axes.set_ylabel("samples", fontsize=9, color=INK)
+    axes.legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), fontsize=8, borderaxespad=0.2)
+
+
+def _paler(colour: str, strength: float) -> tuple[float, ...]:
+    """The colour mixed with white; unlike transparency it hides the grid behind it."""
+    return tuple(1 - strength * (1 - channel) for channel in to_rgb(colour))
+
+
+def _dress(axes: Axes, federation: Federation, shown: np.ndarray) -> None:
+    every = -(-len(shown) // 25)
+    ticks = range(0, len(shown), every)
+    names = [federation.names[shown[t]] for t in ticks]
+    wordy = max(len(name) for name in names) > 3
+    axes.set_xticks(list(ticks), names, rotation=60 if wordy else 0, ha="right" if wordy else "center")
+    for tick, label in zip(ticks, axes.get_xticklabels(), strict=True):
+        label.set_color(UNSEEN if shown[tick] >= federation.trained else INK)
+    axes.set_xlabel("client", fontsize=9, color=INK)
+    axes.set_title(_title(federation, shown), loc="left", fontsize=10, color=INK)
+    first_unseen = int((shown < federation.trained).sum())
+    if first_unseen < len(shown):
+        axes.axvspan(first_unseen - 0.5, len(shown) - 0.3, color=UNSEEN, alpha=0.10, linewidth=0, zorder=0)
+    axes.grid(color="#e6e6e6", linewidth=0.6, zorder=0, axis="both" if federation.classes else "y")
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=8)
+    axes.tick_params(axis="y", labelcolor=INK)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def _title(federation: Federation, shown: np.ndarray) -> str:
+    count = str(federation.clients) if len(shown) == federation.clients else f"{len(shown)} of {federation.clients}"
+    samples = int((federation.bounds[:, 3] - federation.bounds[:, 0]).sum())
+    unseen = f" ({federation.clients - federation.trained} unseen, shaded)" if len(federation.unseen) else ""
+    return f"{count} clients{unseen}, {samples} samples"
