@@ -1,3 +1,26 @@
-"""coterie: personalized federated learning, every method under one contract, one evaluator, two engines."""
+"""coterie: personalized federated learning, every method under one contract, one evaluator, two engines.
+
+    import coterie
+
+    federation = coterie.Federation.from_clients(clients)           # a list of (x, y), one pair a client
+    result = coterie.run("fedfew:models=3", model, federation, rounds=50, lr=0.05)
+    result.model_for(0)                                             # an nn.Module for client 0
+"""
 
 __version__ = "0.1.0"
+
+from coterie.cohort import Cohort, Init
+from coterie.config import Training
+from coterie.data import Federation
+from coterie.errors import CoterieError
+from coterie.layout import Layout
+from coterie.method import Method, Uploads, pick
+from coterie.net import Batch, Given, Net
+from coterie.records import Each, Model, Models, Nothing, Record, Upload
+from coterie.result import Result
+from coterie.runs import compare, run
+
+__all__ = [
+    "Batch", "Cohort", "CoterieError", "Each", "Federation", "Given", "Init", "Layout", "Method", "Model", "Models",
+    "Net", "Nothing", "Record", "Result", "Training", "Upload", "Uploads", "compare", "pick", "run",
+]

@@ -19,6 +19,7 @@ from coterie.engine.packing import IntArray
 from coterie.engine.stacked import Stacked
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
+from coterie.layout import Layout
 from coterie.method import Method, Uploads
 from coterie.net import Net, PerSample, Task
 from coterie.records import Nothing, Record
@@ -69,6 +70,11 @@ class Simulation:
         self._histogram = self.federation.histogram("train") if federation.classes else np.zeros((len(names), 0), np.int64)
         self.rounds_done = 0
         self._begin()
+
+    @staticmethod
+    def layout_of(method: Method, model: ModelLike, head: str | None = None) -> Layout:
+        """The layout a method would work on, e.g. to check a comparison before its first run."""
+        return Init(model, method.wrap, 0, head).layout
 
     # -- the life of a run -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,73 @@
+"""Checkpoints: one safetensors file, tensors and a json header, replaced in one step so that it is never half written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from coterie.errors import CoterieError
+
+FORMAT = 1
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write beside the old file, flush to the disk, then take its place. On failure the old file stays as it was."""
+    fresh = path.with_name(path.name + ".tmp")
+    header = {"coterie": json.dumps({"format": FORMAT, **meta})}
+    try:
+        save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, fresh, metadata=header)
+        _flush(fresh)
+        os.replace(fresh, path)
+        _flush(path.parent)
+    except (OSError, SafetensorError) as reason:
+        fresh.unlink(missing_ok=True)
+        kept = "the previous checkpoint is intact" if path.exists() else "no checkpoint was written before"
+        raise CoterieError(f"the checkpoint {path} could not be written ({_cause(reason)}); {kept}.") from reason
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a checkpoint."""
+    if not path.is_file():
+        raise CoterieError(f"there is no checkpoint {path}.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = json.loads((file.metadata() or {})["coterie"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as reason:
+        raise CoterieError(f"the checkpoint {path} is damaged or not one of coterie's ({_cause(reason)}).") from reason
+    if meta.get("format") != FORMAT:
+        raise CoterieError(f"the checkpoint {path} has format {meta.get('format')}; this version reads {FORMAT}.")
+    return tensors, meta
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, shapes and bytes: equal for bit-identical states only."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        t = tensors[name].detach().cpu().contiguous()
+        total.update(f"{name}{tuple(t.shape)}{t.dtype}".encode())
+        total.update(t.view(torch.uint8).numpy().tobytes() if t.numel() and t.ndim else t.numpy().tobytes())
+    return total.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _cause(reason: Exception) -> str:
+    if isinstance(reason, OSError) and reason.strerror:
+        return reason.strerror.lower()
+    return " ".join(str(reason).split())[:200] or type(reason).__name__

@@ -1,0 +1,194 @@
+"""A run folder: everything that ran, so that it can be shown, resumed and reproduced.
+
+    config.json              what was asked for, versions, seed, revision
+    metrics.jsonl            one line a round and one an evaluation
+    clients.csv              every client's scores at every evaluation
+    checkpoint.safetensors   the state after some round
+    result.json              written when the run is finished
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import coterie
+from coterie import checkpoint
+from coterie.errors import CoterieError
+from coterie.evaluate import Evaluation, Scores, summarise
+from coterie.result import Result
+
+COLUMNS = ("round", "stage", "client", "samples", "steps", "accuracy", "loss", "val_accuracy", "val_loss")
+
+
+class Folder:
+    """Writes and reads one run. Lines are appended; a checkpoint remembers how far the files were when it was made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "result.json").is_file()
+
+    def create(self, config: dict[str, Any]) -> None:
+        """Make the folder and write what is about to run; refuses a folder that already holds a run."""
+        if (self.path / "config.json").exists():
+            raise CoterieError(f"{self.path} already holds a run; resume it or choose another folder.")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write("config.json", json.dumps(config | {"environment": environment()}, indent=2) + "\n")
+        except OSError as reason:
+            raise CoterieError(f"the run folder {self.path} cannot be written: {reason.strerror}.") from reason
+        self.restart()
+
+    def restart(self) -> None:
+        """Empty the records: the run was stopped before its first checkpoint."""
+        self._write("metrics.jsonl", "")
+        self._write("clients.csv", ",".join(COLUMNS) + "\n")
+
+    def config(self) -> dict[str, Any]:
+        return self._read("config.json")
+
+    def append_round(self, record: dict[str, Any]) -> None:
+        self._append("metrics.jsonl", json.dumps({"kind": "round", **record}) + "\n")
+
+    def append_evaluation(self, evaluation: Evaluation) -> None:
+        stages = {name: {"metric": s.metric, **asdict(summarise(s))} for name, s in evaluation.stages.items()}
+        self._append(
+            "metrics.jsonl", json.dumps({"kind": "evaluation", "round": evaluation.round, "stages": stages}) + "\n"
+        )
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for stage, s in evaluation.stages.items():
+            absent = np.full(len(s.clients), np.nan)
+            columns = [s.test.get("accuracy", absent), s.test["loss"], s.val.get("accuracy", absent), s.val["loss"]]
+            for i in range(len(s.clients)):
+                values = ["" if np.isnan(column[i]) else repr(float(column[i])) for column in columns]
+                writer.writerow([evaluation.round, stage, int(s.clients[i]), int(s.samples[i]), int(s.steps[i]), *values])
+        self._append("clients.csv", text.getvalue())
+
+    def save(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """A checkpoint that also remembers the length of the files, so that resuming cuts what came after it."""
+        lengths = {name: (self.path / name).stat().st_size for name in ("metrics.jsonl", "clients.csv")}
+        checkpoint.save(self.checkpoint, tensors, {**meta, "lengths": lengths})
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The checkpoint; lines that were written after it are cut off, because those rounds will be repeated."""
+        tensors, meta = checkpoint.load(self.checkpoint)
+        for name, length in meta["lengths"].items():
+            os.truncate(self.path / name, length)
+        return tensors, meta
+
+    def finish(self, result: dict[str, Any]) -> None:
+        self._write("result.json", json.dumps(result, indent=2) + "\n")
+
+    def rounds(self) -> list[dict[str, Any]]:
+        return [record for record in self._lines() if record["kind"] == "round"]
+
+    def history(self) -> list[Evaluation]:
+        """Every evaluation, read back from clients.csv."""
+        by_round: dict[int, dict[str, list[list[str]]]] = {}
+        with (self.path / "clients.csv").open(newline="") as file:
+            for line in list(csv.reader(file))[1:]:
+                if len(line) == len(COLUMNS):  # a killed run may have left half a line
+                    by_round.setdefault(int(line[0]), {}).setdefault(line[1], []).append(line)
+        return [Evaluation(t, {name: _scores(lines) for name, lines in stages.items()}) for t, stages in by_round.items()]
+
+    def result(self) -> Result:
+        """What the files hold, finished or not."""
+        config = self.config()
+        seconds = sum(record.get("seconds", 0.0) for record in self.rounds())
+        history = tuple(self.history())
+        if not history:
+            raise CoterieError(f"{self.path} holds no evaluation yet.")
+        return Result(
+            config["method"], config["training"]["seed"], history, tuple(self.rounds()), seconds,
+            config.get("published", ""), tuple(config.get("clients", ())), self.path,
+        )
+
+    def _lines(self) -> Iterable[dict[str, Any]]:
+        for line in (self.path / "metrics.jsonl").read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                return
+
+    def _append(self, name: str, text: str) -> None:
+        try:
+            with (self.path / name).open("a") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as reason:
+            raise CoterieError(f"{self.path / name} could not be written: {reason.strerror}.") from reason
+
+    def _write(self, name: str, text: str) -> None:
+        fresh = self.path / f"{name}.tmp"
+        fresh.write_text(text)
+        os.replace(fresh, self.path / name)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        if not path.is_file():
+            raise CoterieError(f"{self.path} is not a run folder: it has no {name}.")
+        try:
+            found: dict[str, Any] = json.loads(path.read_text())
+        except (json.JSONDecodeError, UnicodeDecodeError) as reason:
+            raise CoterieError(f"{path} is damaged: {reason}.") from reason
+        return found
+
+
+def _scores(lines: list[list[str]]) -> Scores:
+    def column(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        place = COLUMNS.index(name)
+        return np.array([float(line[place]) if line[place] else np.nan for line in lines])
+
+    whole = [np.array([int(line[COLUMNS.index(name)]) for line in lines]) for name in ("client", "samples", "steps")]
+    test, val = {"loss": column("loss")}, {"loss": column("val_loss")}
+    if not np.isnan(column("accuracy")).all():
+        test["accuracy"], val["accuracy"] = column("accuracy"), column("val_accuracy")
+    return Scores(whole[0], whole[1], whole[2], test, val)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and revision, as far as they can be known."""
+    names = ("torch", "numpy", "scipy", "scikit-learn", "safetensors")
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "?"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "coterie": coterie.__version__, "python": platform.python_version(), "platform": platform.platform(),
+        "versions": versions, "threads": torch.get_num_threads(), "gpu": gpu, "revision": _revision(),
+    }
+
+
+def _revision() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
