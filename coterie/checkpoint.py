@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file, tensors and a json header, replaced in one step so that it is never half written."""
+"""Checkpoints: one safetensors file, tensors and a json header, replaced in one step, so never half written."""
 
 from __future__ import annotations
 

@@ -209,9 +209,10 @@ class Cohort:
     ) -> tuple[Tensor, Tensor]:
         """`train`, and the running loss of the last epoch `[C, (K)]`: each batch before its step, in training mode."""
         work = self._amount(epochs, steps, purpose, distinct=distinct)
-        self._count(work)
-        if not len(self.layout.within(part)) or work.epochs == 0 or work.steps == 0:
+        still = work.epochs == 0 if work.steps is None else work.steps == 0
+        if still or not any(entry.trainable for entry in self.layout.within(part)):
             return rows.clone(), self.loss(rows)
+        self.spent = self.spent + self._engine.steps(self._ids, work)
         chosen = self._local.lr if lr is None else lr
         new, loss = self._engine.train(self._ids, rows, _tensors(given), work, chosen, part, correct, objective)
         if self._frozen_buffers:
@@ -232,9 +233,12 @@ class Cohort:
         `given.lr` is the learning rate.
         """
         work = self._amount(epochs, steps, purpose, fraction=fraction, streams=streams)
-        self._count(work)
-        chosen = self._local.lr if lr is None else lr
-        out = self._engine.loop(self._ids, step, state.tensors(), _tensors(given), work, chosen, until)
+        chosen, begun = self._local.lr if lr is None else lr, state.tensors()
+        out, taken = self._engine.loop(self._ids, step, begun, _tensors(given), work, chosen, until)
+        self.spent = self.spent + taken
+        if self._frozen_buffers:
+            rows = [name for name, t in begun.items() if t.ndim > 1 and t.shape[-1] == self.layout.size]
+            out |= {n: self.layout.put(out[n], "buffers", self.layout.cut(begun[n], "buffers")) for n in rows}
         return type(state).of(out)
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -250,9 +254,6 @@ class Cohort:
             work=self._work,
             **options,
         )
-
-    def _count(self, work: Work) -> None:
-        self.spent = self.spent + self._engine.steps(self._ids, work)
 
     def _subset(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Cohort:
         work = None if self._work is None else self._work[mask]

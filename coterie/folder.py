@@ -82,7 +82,8 @@ class Folder:
             columns = [s.test.get("accuracy", absent), s.test["loss"], s.val.get("accuracy", absent), s.val["loss"]]
             for i in range(len(s.clients)):
                 values = ["" if np.isnan(column[i]) else repr(float(column[i])) for column in columns]
-                writer.writerow([evaluation.round, stage, int(s.clients[i]), int(s.samples[i]), int(s.steps[i]), *values])
+                whole = [int(s.clients[i]), int(s.samples[i]), int(s.steps[i])]
+                writer.writerow([evaluation.round, stage, *whole, *values])
         self._append("clients.csv", text.getvalue())
 
     def save(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -110,7 +111,8 @@ class Folder:
             for line in list(csv.reader(file))[1:]:
                 if len(line) == len(COLUMNS):  # a killed run may have left half a line
                     by_round.setdefault(int(line[0]), {}).setdefault(line[1], []).append(line)
-        return [Evaluation(t, {name: _scores(lines) for name, lines in stages.items()}) for t, stages in by_round.items()]
+        read = {t: {name: _scores(lines) for name, lines in stages.items()} for t, stages in by_round.items()}
+        return [Evaluation(t, stages) for t, stages in read.items()]
 
     def result(self) -> Result:
         """What the files hold, finished or not."""

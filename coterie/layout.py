@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -56,11 +57,12 @@ class Layout:
     for floating point ones, `counter` for integers (exact in float32 up to 2^24).
 
     A part is named by: `all`, `none`, `parameters`, `buffers`, `base`, `head`, a part the module declares in its
-    attribute `parts` (part name -> module name), or the name of any module or tensor. `~x` is everything but x and
-    `x+y` is both.
+    attribute `parts` (part name -> module name), or the name of any module or tensor. `x+y` is both and `~x` is
+    everything but x, all of it: `~x+y` is neither x nor y.
     """
 
     entries: tuple[Entry, ...]
+    head: str | None = None  # the layer that makes the scores, by its module name
 
     @classmethod
     def of(cls, module: nn.Module, head: str | None = None) -> Layout:
@@ -94,7 +96,7 @@ class Layout:
             start = entry.stop
         if not any(entry.trainable for entry in entries):
             raise CoterieError("the model has no trainable parameter.")
-        return cls(tuple(entries))
+        return cls(tuple(entries), found)
 
     @property
     def size(self) -> int:
@@ -115,12 +117,12 @@ class Layout:
 
     def within(self, part: str) -> tuple[Entry, ...]:
         """The entries of a part, in row order."""
-        if "+" in part:
-            chosen = {entry for piece in part.split("+") for entry in self.within(piece)}
-            return tuple(entry for entry in self.entries if entry in chosen)
         if part.startswith("~"):
             left_out = set(self.within(part[1:]))
             return tuple(entry for entry in self.entries if entry not in left_out)
+        if "+" in part:
+            chosen = {entry for piece in part.split("+") for entry in self.within(piece)}
+            return tuple(entry for entry in self.entries if entry in chosen)
         if part == "none":
             return ()
         if part == "all":
@@ -160,7 +162,7 @@ class Layout:
     def put(self, rows: Tensor, part: str, columns: Tensor) -> Tensor:
         """A copy of `rows [..., D]` whose columns of `part` are `columns [..., d]`."""
         where = self.columns(part)
-        out = rows.expand(torch.broadcast_shapes(rows.shape[:-1], columns.shape[:-1]) + rows.shape[-1:]).clone()
+        out = rows.expand(_broadcast(rows.shape[:-1], columns.shape[:-1]) + rows.shape[-1:]).clone()
         out[..., where if isinstance(where, slice) else where.to(rows.device)] = columns
         return out
 
@@ -187,12 +189,16 @@ class Layout:
         """`[..., D]` -> name: `[..., *shape]`, views that share the rows' memory."""
         lead = rows.shape[:-1]
         chosen = self.entries if entries is None else entries
-        return {e.name: rows[..., e.start : e.stop].unflatten(-1, e.shape or (1,)).view(lead + e.shape) for e in chosen}
+        return {e.name: rows[..., e.start : e.stop].view(lead + e.shape) for e in chosen}
+
+
+def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(a, b))  # type: ignore[no-untyped-call]
 
 
 def _columns(entries: Sequence[Entry]) -> Columns:
     if not entries:
         return slice(0, 0)
-    if all(before.stop == after.start for before, after in zip(entries, entries[1:], strict=False)):
+    if all(before.stop == after.start for before, after in pairwise(entries)):
         return slice(entries[0].start, entries[-1].stop)
     return torch.cat([torch.arange(entry.start, entry.stop) for entry in entries])

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,16 @@ from coterie.layout import Entry, Layout
 Row = Tensor | Mapping[str, Tensor]
 """A model's tensors for one client: the flat `[D]`, or its named views where the engine differentiates them."""
 
-Given = SimpleNamespace
+
+class Given:
+    """What a per-sample function was handed: `given.anchor` is one client's slice of the tensor of that name."""
+
+    def __init__(self, **tensors: Tensor) -> None:
+        self.__dict__.update(tensors)
+
+    def __getattr__(self, name: str) -> Tensor:
+        raise AttributeError(f"nothing named '{name}' was given, only {sorted(self.__dict__)}")
+
 PerSample = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -81,17 +89,19 @@ class Net:
         self._draws = 0
         self._noise = _SeededDropout(self)
         self._random = True  # until a probe shows that the forward pass draws nothing
-        head = layout.within("head")[0].name.rpartition(".")[0] if "head" in layout.parts else None
-        self._head = self.module.get_submodule(head) if head is not None else None
-        self._head_name = head
+        found = layout.head is not None and "head" in layout.parts
+        self._head = self.module.get_submodule(layout.head or "") if found else None
+        self._head_tensors = _names_in(self.module, self._head) if self._head is not None else {}
+        self._buffers = [entry.name for entry in layout.entries if entry.kind != "parameter"]
         self._normalisers = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        self.batch_statistics = bool(self._normalisers) or getattr(module, "batch_statistics", False)
+        tracking = any(getattr(m, "track_running_stats", False) for m in self.module.modules())
+        self.batch_statistics = bool(self._normalisers) or tracking or getattr(module, "batch_statistics", False)
 
     # -- what methods call -----------------------------------------------------------------------------------------
 
     def __call__(self, row: Row, x: Tensor, **options: Any) -> Tensor:
-        """The module's outputs `[B, ...]`; options go to its forward."""
-        return self._forward(self.module, self.tensors(row), x, options)
+        """The module's outputs `[B, ...]`; options go to its forward. A flat row is only read, buffers included."""
+        return self._forward(self.module, self._safe(row), x, options)
 
     def features(self, row: Row, x: Tensor) -> Tensor:
         """What enters the head `[B, features]`."""
@@ -105,9 +115,9 @@ class Net:
 
     def head(self, row: Row, z: Tensor) -> Tensor:
         """The head's outputs for features `z [B, features]`."""
-        prefix = f"{self._head_name}." if self._head_name else ""
-        mine = {name[len(prefix) :]: t for name, t in self.tensors(row).items() if name.startswith(prefix)}
-        return self._forward(self._require_head(), mine, z, {})
+        head, tensors = self._require_head(), self._safe(row)
+        mine = {inner: tensors[name] for inner, name in self._head_tensors.items() if name in tensors}
+        return self._forward(head, mine, z, {})
 
     def tensors(self, row: Row) -> Mapping[str, Tensor]:
         """The row's named tensors; `net.tensors(row)['fc.weight']` is one of them."""
@@ -120,7 +130,10 @@ class Net:
     def grad(
         self, row: Tensor, batch: Batch, objective: Objective | None = None, given: Given | None = None
     ) -> Tensor:
-        """The gradient of the objective (by default the loss) with respect to a flat row, `[D] -> [D]`."""
+        """The gradient of the objective (by default the loss) with respect to a flat row, `[D] -> [D]`.
+
+        In training the row's running statistics move in place, as they do in plain training.
+        """
         chosen = objective or default_objective
         trainable, fixed = self.split(self.layout.views(row), [e for e in self.layout.entries if e.trainable])
         with self.noise(batch.key):
@@ -146,10 +159,16 @@ class Net:
     ) -> tuple[Mapping[str, Tensor], Tensor]:
         """Gradient of the objective with respect to the named tensors of one client, and its value."""
         if self.stacked:
-            def value(inner: Mapping[str, Tensor]) -> Tensor:
-                return objective(self, {**inner, **fixed}, batch, given)
+            moving = [name for name in self._buffers if name in fixed] if self.module.training else []
 
-            return torch.func.grad_and_value(value)(trainable)
+            def value(inner: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+                buffers = {name: fixed[name].clone() for name in moving}  # a captured tensor must not change in here
+                return objective(self, {**inner, **fixed, **buffers}, batch, given), buffers
+
+            gradient, (loss, buffers) = torch.func.grad_and_value(value, has_aux=True)(trainable)
+            for name in moving:
+                fixed[name].copy_(buffers[name])
+            return gradient, loss
         nested = torch.is_grad_enabled()  # a method differentiates through this gradient
         with torch.enable_grad():
             leaves = {
@@ -233,6 +252,14 @@ class Net:
             raise CoterieError(f"the model returned {type(out).__name__}; its forward must return one tensor.")
         return out.to(torch.float32) if self._bf16 else out
 
+    def _safe(self, row: Row) -> Mapping[str, Tensor]:
+        """The named tensors; those of a flat row with copies of the buffers, which a forward pass in training moves."""
+        if not isinstance(row, Tensor):
+            return row
+        tensors = self.layout.views(row)
+        copies = self._buffers if self.module.training else []
+        return {**tensors, **{name: tensors[name].clone() for name in copies}}
+
     def _require_head(self) -> nn.Module:
         if self._head is None:
             self.layout.within("head")  # raises the sentence that explains how to name one
@@ -243,6 +270,13 @@ class Net:
 def default_objective(net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
     """The task's mean loss."""
     return net.loss(row, batch)
+
+
+def _names_in(module: nn.Module, inner: nn.Module) -> dict[str, str]:
+    """Every tensor of a submodule: its name there -> its name in the module (the first one, where it is tied)."""
+    names = {id(t): name for name, t in [*module.named_parameters(), *module.named_buffers()]}
+    own = [*inner.named_parameters(remove_duplicate=False), *inner.named_buffers(remove_duplicate=False)]
+    return {name: names[id(t)] for name, t in own}
 
 
 class _SeededDropout(TorchFunctionMode):

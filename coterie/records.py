@@ -74,7 +74,8 @@ class Upload:
         try:
             return self.__dict__["_tensors"][name]  # type: ignore[no-any-return]
         except KeyError:
-            raise AttributeError(f"the upload holds {sorted(self.__dict__.get('_tensors', {}))}, not '{name}'") from None
+            held = sorted(self.__dict__.get("_tensors", {}))
+            raise AttributeError(f"the upload holds {held}, not '{name}'") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

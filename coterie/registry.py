@@ -116,7 +116,8 @@ def _from_file(path: Path, name: str) -> type[Method]:
         raise CoterieError(f"there is no file '{path}' to take the method {name} from.")
     module_name = f"coterie_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:

@@ -52,12 +52,12 @@ class Result:
     def bytes_each_round(self) -> float:
         """Mean bytes per participating client and round, down and up together."""
         active = [r for r in self.rounds if r["participants"]]
-        return sum(sum(r["down"].values()) + sum(r["up"].values()) for r in active) / max(len(active), 1)
+        return float(sum(sum(r["down"].values()) + sum(r["up"].values()) for r in active) / max(len(active), 1))
 
     def model_for(self, client: int | str, adapted: bool = False) -> nn.Module:
         """The model a client deploys after the last round (`adapted`: after local training), ready for inference."""
         if self.simulation is None:
-            raise CoterieError("this result was read from files without its data; resume the run to get models from it.")
+            raise CoterieError("this result was read from files without its data; resume the run to get its models.")
         names = self.simulation.federation.names
         number = names.index(client) if isinstance(client, str) and client in names else client
         if not isinstance(number, int) or not 0 <= number < len(names):

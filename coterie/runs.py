@@ -41,7 +41,7 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
-class Interrupted(Exception):
+class Interrupted(Exception):  # noqa: N818 (not an error)
     """ctrl-C: the round was finished and the state saved."""
 
 

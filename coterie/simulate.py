@@ -67,7 +67,8 @@ class Simulation:
             )
         names = [streams.integer("client", name) for name in self.federation.names]
         self._names = np.array(names, dtype=np.int64)
-        self._histogram = self.federation.histogram("train") if federation.classes else np.zeros((len(names), 0), np.int64)
+        none = np.zeros((len(names), 0), dtype=np.int64)
+        self._histogram = self.federation.histogram("train") if federation.classes else none
         self.rounds_done = 0
         self._begin()
 
@@ -238,7 +239,8 @@ class Simulation:
     def _stages(
         self, ids: IntArray, server: Record, own: Callable[[IntArray], Record] | None, prefix: str
     ) -> dict[str, Scores]:
-        return {f"{prefix}{stage}": self._scores(ids, server, own, stage == "adapted") for stage in ("served", "adapted")}
+        two = ("served", "adapted")
+        return {f"{prefix}{stage}": self._scores(ids, server, own, stage == "adapted") for stage in two}
 
     def _deployed(
         self, ids: IntArray, server: Record, own: Callable[[IntArray], Record] | None, adapted: bool
@@ -284,11 +286,11 @@ class Simulation:
         """Go on from a snapshot."""
         if meta["layout"] != self.layout.digest:
             raise CoterieError(
-                f"the checkpoint holds another model (layout {meta['layout']}); this one has {self.layout.size} columns "
-                f"(layout {self.layout.digest})."
+                f"the checkpoint holds another model (layout {meta['layout']}); this one has "
+                f"layout {self.layout.digest} and {self.layout.size} columns."
             )
         if meta["federation"] != self.federation.fingerprint():
-            raise CoterieError("the checkpoint was made with other data; point the run at the data it was started with.")
+            raise CoterieError("the checkpoint was made with other data; resume with the data the run started with.")
 
         def part(prefix: str) -> Record:
             named = {n[len(prefix) + 1 :]: t.to(self.device) for n, t in tensors.items() if n.startswith(prefix + ".")}

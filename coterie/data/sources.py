@@ -40,7 +40,7 @@ def load(name_or_path: str | Path) -> Source:
 
 def digits() -> tuple[Tensor, Tensor]:
     """1797 handwritten digits: x [1797, 1, 8, 8] float32 in [0, 1], y [1797]. Needs no download."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    from sklearn.datasets import load_digits
 
     bundle = load_digits()
     x = torch.from_numpy(bundle.images).to(torch.float32).unsqueeze(1) / 16  # [1797, 1, 8, 8]

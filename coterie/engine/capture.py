@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import fields, is_dataclass
+from functools import partial
 from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.errors import CoterieError
 
 BUCKETS = 8
 
 
-def identity(function: Callable[..., Any] | None) -> Hashable:
+def identity(function: Callable[..., Any] | None, _inside: tuple[Callable[..., Any], ...] = ()) -> Hashable:
     """What a per-sample function computes, as a key: its code and the values it closes over.
 
     Tensors are refused: clients are sorted and cut into waves, so a tensor captured from the outside would be
@@ -27,19 +29,28 @@ def identity(function: Callable[..., Any] | None) -> Hashable:
     code = getattr(inner, "__code__", None)
     if not isinstance(code, CodeType):
         return _constant(inner, function)
+    if inner in _inside:  # it calls itself
+        return code
     cells = [cell.cell_contents for cell in (getattr(inner, "__closure__", None) or ())]
     defaults = [*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values()]
-    return (code, *(_constant(value, function) for value in (owner, *cells, *defaults)))
+    return (code, *(_constant(value, function, (*_inside, inner)) for value in (owner, *cells, *defaults)))
 
 
-def _constant(value: Any, function: Callable[..., Any]) -> Hashable:
+def _constant(value: Any, function: Callable[..., Any], inside: tuple[Callable[..., Any], ...] = ()) -> Hashable:
     name = getattr(function, "__qualname__", repr(function))
-    if isinstance(value, Tensor):
-        raise CoterieError(f"{name} closes over a tensor; hand it in through `given` or `state` instead.")
+    if isinstance(value, Tensor) or (isinstance(value, nn.Module) and (value.state_dict() or list(value.buffers()))):
+        what = "tensor" if isinstance(value, Tensor) else "module with tensors"
+        raise CoterieError(f"{name} closes over a {what}; hand it in through `given` or `state` instead.")
     if callable(value) and hasattr(value, "__code__"):
-        return identity(value)
+        return identity(value, inside)
+    if isinstance(value, partial):
+        pieces = (value.func, *value.args, *value.keywords.values())
+        return (tuple(value.keywords), *(_constant(item, function, inside) for item in pieces))
     if isinstance(value, tuple | list):
-        return tuple(_constant(item, function) for item in value)
+        return tuple(_constant(item, function, inside) for item in value)
+    if is_dataclass(value) and not isinstance(value, type) and type(value).__hash__ is not None:
+        pieces = tuple(getattr(value, f.name) for f in fields(value))
+        return (type(value), *(_constant(item, function, inside) for item in pieces))
     try:
         hash(value)
     except TypeError:
@@ -72,7 +83,7 @@ class Steps:
         for size in sorted({self.bucket(p) for p in prefixes if p} - set(self.graphs), reverse=True):
             if not self.captured:
                 return
-            side = torch.cuda.Stream()
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(3):

@@ -26,6 +26,7 @@ class Plan:
     steps: IntArray  # [slots], in stack order, never increasing
     sizes: IntArray  # [slots], samples of one pass, in stack order
     passes: IntArray  # [slots], steps of one pass, in stack order
+    before: IntArray  # [slots], steps that earlier passes took, in stack order
     batch: int  # B
 
     def active(self) -> list[int]:
@@ -86,4 +87,5 @@ def pack(
     # a boolean filter would make the host wait for the device.
     table = torch.cat([index.reshape(-1), index.new_zeros(1)])
     table[torch.where(inside, flat, table.numel() - 1)] = put(starts[slot])[segment] + sample
-    return Plan(table[:-1].view(total_steps, len(order), width), order, steps, sizes, passes, width)
+    index = table[:-1].view(total_steps, len(order), width)
+    return Plan(index, order, steps, sizes, passes, first_epoch * passes, width)

@@ -24,7 +24,7 @@ from coterie.layout import Entry, Layout
 from coterie.net import Batch, Given, Net, Objective, default_objective
 
 Correct = Callable[[Tensor, Tensor, Given], Tensor]
-"""Element-wise gradient hook `(gradient, row, given) -> gradient`, called tensor by tensor; rows in `given` are cut alike."""
+"""Element-wise hook `(gradient, row, given) -> gradient`, called tensor by tensor; rows in `given` are cut alike."""
 
 Step = Callable[[Net, Given, Any, Given], Mapping[str, Tensor]]
 Sum = Callable[[Net, Tensor, Batch, Given], Any]
@@ -70,16 +70,20 @@ class Stacked:
 
     def sizes(self, ids: IntArray, split: Split) -> IntArray:
         first = ("train", "val", "test").index(split)
-        return self.bounds[ids, first + 1] - self.bounds[ids, first]
+        found: IntArray = self.bounds[ids, first + 1] - self.bounds[ids, first]
+        return found
 
     def starts(self, ids: IntArray, split: Split) -> IntArray:
-        return self.bounds[ids, ("train", "val", "test").index(split)]
+        found: IntArray = self.bounds[ids, ("train", "val", "test").index(split)]
+        return found
 
     def steps(self, ids: IntArray, work: Work) -> IntArray:
         """Local steps each client takes, `[C]`; a straggler manages a part of them, but at least one."""
         sizes = np.ceil(self.sizes(ids, "train") * work.fraction).astype(np.int64)
         steps = steps_of(sizes, work.batch, work.epochs, work.steps)
-        return steps if work.work is None else np.minimum(steps, np.maximum(np.ceil(steps * work.work), 1)).astype(np.int64)
+        if work.work is None:
+            return steps
+        return np.minimum(steps, np.maximum(np.ceil(steps * work.work), 1)).astype(np.int64)
 
     # -- the three primitives --------------------------------------------------------------------------------------
 
@@ -87,7 +91,7 @@ class Stacked:
         self, ids: IntArray, rows: Tensor, given: Tensors, work: Work, lr: float, part: str = "all",
         correct: Correct | None = None, objective: Objective | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Local SGD from `rows [C, (K,) D]`; returns the trained rows and the mean loss of the last pass `[C, (K)]`."""
+        """Local SGD from `rows [C, (K,) D]`; returns trained rows and the mean loss of the last pass `[C, (K)]`."""
         copies = rows.shape[1] if rows.ndim == 3 else 1
         trained = [entry for entry in self.layout.within(part) if entry.trainable]
         plan, keys = self._batches(ids, copies, work)
@@ -100,8 +104,8 @@ class Stacked:
     def loop(
         self, ids: IntArray, step: Step, state: Tensors, given: Tensors, work: Work, lr: float,
         until: Callable[[Given], Tensor] | None = None,
-    ) -> dict[str, Tensor]:
-        """`state <- step(net, state, batch, given)` on every batch; state tensors are `[C, ...]`."""
+    ) -> tuple[dict[str, Tensor], IntArray]:
+        """`state <- step(net, state, batch, given)` on every batch: the state `[C, ...]` and the steps taken `[C]`."""
         if until is not None:
             return self._passes(ids, step, state, given, work, lr, until)
         plans = [self._batches(ids, 1, work, stream) for stream in range(work.streams)]
@@ -111,10 +115,10 @@ class Stacked:
         key = ("loop", identity(step), work.streams, plan.batch, _signature(given), _signature(state))
         program = self._program(key, lambda: _Custom(self, step, work.streams), plan)
         out, _ = program.run(dict(state), given, plan, keys, lr)
-        return dict(zip(state, out, strict=True))
+        return dict(zip(state, out, strict=True)), self.steps(ids, work)
 
     def total(self, ids: IntArray, fn: Sum, rows: Tensor, given: Tensors, split: Split) -> dict[str, Tensor]:
-        """The sum over a split of `fn(net, row, batch, given)`, a tensor or a dictionary of tensors, `[C, (K,) ...]`."""
+        """The sum over a split of `fn(net, row, batch, given)`, a tensor or a dictionary of such, `[C, (K,) ...]`."""
         identity(fn)
         copies = rows.shape[1] if rows.ndim == 3 else 1
         plan = self._split_plan(ids, copies, split)
@@ -213,20 +217,24 @@ class Stacked:
     def _passes(
         self, ids: IntArray, step: Step, state: Tensors, given: Tensors, work: Work, lr: float,
         until: Callable[[Given], Tensor],
-    ) -> dict[str, Tensor]:
+    ) -> tuple[dict[str, Tensor], IntArray]:
         current = {name: t.clone() for name, t in state.items()}
-        left = torch.arange(len(ids), device=self.device)
-        for epoch in range(work.epochs):
-            chosen = left.cpu().numpy()
-            one = Work(work.batch, 1, None, work.keys[left.cpu()], None, False, work.fraction, work.streams, epoch)
-            part = {name: t[left] for name, t in current.items()}
-            part = self.loop(ids[chosen], step, part, {n: t[left] for n, t in given.items()}, one, lr)
+        one_pass = replace(work, epochs=1, steps=None, work=None)
+        per_pass, limit, taken = self.steps(ids, one_pass), self.steps(ids, work), np.zeros_like(ids)
+        left, epoch = np.flatnonzero(limit > 0), 0
+        while len(left):
+            now = np.minimum(limit[left] - taken[left], per_pass[left])
+            share = (now - 0.5) / per_pass[left]  # of a pass; rounded up it is `now` steps again
+            one = replace(one_pass, keys=work.keys[torch.from_numpy(left)], work=share, first_epoch=epoch)
+            index = torch.from_numpy(left).to(self.device)
+            part = {name: t[index] for name, t in current.items()}
+            part, _ = self.loop(ids[left], step, part, {n: t[index] for n, t in given.items()}, one, lr)
             for name, value in part.items():
-                current[name][left] = value
-            left = left[~until(Given(**part))]
-            if not len(left):
-                break
-        return current
+                current[name][index] = value
+            taken[left] += now
+            left = left[~until(Given(**part)).cpu().numpy() & (taken[left] < limit[left])]
+            epoch += 1
+        return current, taken
 
 
 def _signature(tensors: Tensors) -> Hashable:
@@ -253,6 +261,7 @@ class _Program:
         self.given: dict[str, Tensor] = {}
         self.index = torch.empty(0)
         self.keys = torch.empty(0)
+        self.before = torch.empty(0)
         self.lr = torch.empty(0)
         self.losses = torch.empty(0)
         self.counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
@@ -261,7 +270,7 @@ class _Program:
     def run(
         self, state: dict[str, Tensor], given: Tensors, plan: Plan, keys: Tensor, lr: float
     ) -> tuple[list[Tensor], Tensor]:
-        """Run the plan from `state [slots, ...]`; returns the final state and the mean loss of each slot's last pass."""
+        """Run the plan from `state [slots, ...]`; returns the final state and the slots' mean loss of the last pass."""
         engine = self.engine
         order = torch.from_numpy(plan.order).to(engine.device)
         prefixes = plan.active()
@@ -275,6 +284,7 @@ class _Program:
                 self.given[name][:slots].copy_(tensor[order])
             self.index[: len(plan.index), :slots].copy_(plan.index)
             self.keys[:slots].copy_(keys.to(engine.device)[order])
+            self.before[:slots].copy_(torch.from_numpy(plan.before))
             self.lr.fill_(lr)
             self.losses.zero_()
             assert self.runner is not None
@@ -295,6 +305,7 @@ class _Program:
             self.given = {n: torch.zeros(slots, *t.shape[1:], dtype=t.dtype, device=device) for n, t in given.items()}
             self.index = torch.zeros(steps, slots, plan.index.shape[2], dtype=torch.int64, device=device)
             self.keys = torch.zeros(slots, dtype=torch.int64, device=device)
+            self.before = torch.zeros(slots, dtype=torch.int64, device=device)
             self.lr = torch.zeros((), dtype=self.engine.dtype, device=device)
             self.losses = torch.zeros(steps, slots, dtype=self.engine.dtype, device=device)
             self.runner = Steps(self.step, slots, self.counter)
@@ -341,6 +352,10 @@ class _Program:
     def _place(self, short: Short) -> Tensor:
         return self.counter if short is None else torch.full_like(self.counter, short[0])
 
+    def _noise(self, where: slice, place: Tensor, *stream: int) -> Tensor:
+        """The keys of this step's noise `[slots]`."""
+        return streams.key(self.keys[where], self.before[where] + place, *stream)
+
     def _moving(self, weight: Tensor, short: Short) -> Tensor | None:
         """Which slots take part in this step `[slots]`; None where the prefix is exact, so all do."""
         full = self.engine.net.batch_statistics and short is None
@@ -369,7 +384,7 @@ class _Sgd(_Program):
         buffers = [e for e in engine.layout.entries if e.kind != "parameter"] if moving is not None else []
         before = {e.name: fixed[e.name].clone() for e in buffers}
         place = self._place(short)
-        keys = streams.key(self.keys[where], place)
+        keys = self._noise(where, place)
 
         def one(s: Tensors, batch: Batch, g: Given) -> Tensors:
             mine = {n: s[n] for n in trainable}
@@ -393,7 +408,7 @@ class _Sgd(_Program):
             return gradient
         size, correct = self.engine.layout.size, self.correct
         cut = {
-            n: self.engine.layout.views(t, [entry])[entry.name] if t.ndim and t.shape[-1] == size else t
+            n: self.engine.layout.views(t, [entry])[entry.name] if t.ndim > 1 and t.shape[-1] == size else t
             for n, t in given.items()
         }
         return vmap(lambda g, v, c: correct(g, v, Given(**c)))(gradient, value, cut)
@@ -415,14 +430,23 @@ class _Custom(_Program):
         for stream in range(self.count):
             first = stream * width
             x, y, weight = engine.gather(index[:, first : first + (width if short is None else short[1])])
-            batches.append(Batch(x, y, weight, streams.key(self.keys[where], place, stream)))
+            # stream 0 draws the noise that plain training would
+            keys = self._noise(where, place, stream) if stream else self._noise(where, place)
+            batches.append(Batch(x, y, weight, keys))
         state = {name: t[where] for name, t in self.state.items()}
         lr = self.lr.expand(len(index))
         given = {name: t[where] for name, t in self.given.items()} | {"lr": lr}
         moving = self._moving(batches[0].weight, short)
+        in_place = moving is not None and engine.net.batch_statistics  # running statistics move in the state itself
+        before = {name: t.clone() for name, t in state.items()} if in_place else state
         new = engine.each(lambda s, b, g: self.inner(engine.net, Given(**s), b, g), state, tuple(batches), given)
         if set(new) != set(state):
             raise CoterieError(f"a step must return the state it was given, {sorted(state)}, not {sorted(new)}.")
-        for name, old in state.items():
-            kept = new[name] if moving is None else torch.where(moving.view(-1, *(1,) * (old.ndim - 1)), new[name], old)
-            old.copy_(kept)
+        held = {t.untyped_storage().data_ptr() for t in state.values()}
+        for name, old in before.items():
+            if moving is not None:
+                new[name] = torch.where(moving.view(-1, *(1,) * (old.ndim - 1)), new[name], old)
+            elif new[name].untyped_storage().data_ptr() in held:  # e.g. the old row, handed on under another name
+                new[name] = new[name].clone()
+        for name, t in state.items():
+            t.copy_(new[name])

@@ -61,7 +61,7 @@ class FedFew(Method):
 
     def check(self, population: int, layout: Layout) -> None:
         if not 1 <= self.models <= population:
-            raise CoterieError(f"{self.name} with {self.models} models needs that many clients; there are {population}.")
+            raise CoterieError(f"{self.name} with {self.models} models needs as many clients; there are {population}.")
         if not self.mu > 0:
             raise CoterieError(f"fedfew's temperature mu must be positive, not {self.mu}.")
 

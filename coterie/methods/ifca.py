@@ -32,7 +32,7 @@ class IFCA(Method):
 
     def check(self, population: int, layout: Layout) -> None:
         if not 1 <= self.models <= population:
-            raise CoterieError(f"{self.name} with {self.models} models needs that many clients; there are {population}.")
+            raise CoterieError(f"{self.name} with {self.models} models needs as many clients; there are {population}.")
 
     def start(self, init: Init) -> Record:
         return Models(init.rows(self.models))

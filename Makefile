@@ -1,0 +1,28 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check clean
+
+demo: $(READY)
+	rm -rf demo
+	$(BIN)/coterie compare fedavgft fedprox fedper ifca fedfew fedfew:normalise=true --clients 20 --unseen 4 \
+		--model mlp:hidden=64 --rounds 60 --seeds 2 --set lr=0.1 --out demo
+
+test: $(READY) check
+	$(BIN)/python -m pytest -n 2
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) demo build *.egg-info

@@ -1,0 +1,277 @@
+"""The command line. Bad input is one sentence and exit code 2; ctrl-C leaves a run that can be resumed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import coterie
+from coterie import registry, runs
+from coterie.config import options
+from coterie.errors import CoterieError
+from coterie.experiment import Experiment, with_settings
+from coterie.folder import Folder, environment
+from coterie.method import Method
+from coterie.report.bubbles import bubbles
+from coterie.report.plots import picture
+from coterie.report.progress import Live
+from coterie.report.table import comparison, to_csv, verdict
+from coterie.result import Result
+
+DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
+EXPERIMENT = "experiment.json"
+
+app = typer.Typer(
+    help="Personalized federated learning: compare methods honestly, then deploy the one that fits.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+)
+console = Console()
+
+DataOption = Annotated[str | None, typer.Option("--data", help="digits, or an .npz file with x, y and maybe client.")]
+PartitionOption = Annotated[
+    str | None,
+    typer.Option("--partition", help="How to deal the data: dirichlet:alpha=0.1, pathological:classes_per_client=2, ..."),
+]
+ClientsOption = Annotated[int | None, typer.Option("--clients", help="Clients that train.")]
+UnseenOption = Annotated[int | None, typer.Option("--unseen", help="Further clients kept out of training.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="linear, mlp or cnn, with options: mlp:hidden=64,32")]
+HeadOption = Annotated[str | None, typer.Option("--head", help="The layer that makes the scores.")]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="name=value, repeatable: a training option (lr, ...) or a method's (fedprox.mu)."),
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file with the whole experiment.")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder; by default a new one under runs/.")]
+
+
+@app.command("run")
+def run_command(
+    method: Annotated[str | None, typer.Argument(help="fedfew, fedfew:models=5, fedfew:official, my.py:Mine")] = None,
+    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
+    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Names every stream of randomness.")] = None,
+    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+) -> None:
+    """Train one method and score every client."""
+    extra = [f"seed={seed}"] if seed is not None else []
+    experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, [*extra, *(settings or [])],
+                             (method,) if method else ())
+    if len(experiment.methods) != 1:
+        raise CoterieError(f"run trains one method; {len(experiment.methods)} are named. Use compare for several.")
+    folder = out or _fresh_folder(registry.method(experiment.methods[0]).name)
+    _go_on(experiment, folder, single=True, resume=False)
+
+
+@app.command("compare")
+def compare_command(
+    methods: Annotated[list[str] | None, typer.Argument(help="Methods; Local and FedAvg always take part.")] = None,
+    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
+    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds.")] = None,
+    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+) -> None:
+    """Train several methods on the same federation and print one table."""
+    experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, settings or [],
+                             tuple(methods or ()), DEFAULT_METHODS)
+    if seeds is not None:
+        experiment = Experiment.of({**experiment.record(), "seeds": seeds})
+    _go_on(experiment, out or _fresh_folder("compare"), single=False, resume=False)
+
+
+@app.command("resume")
+def resume_command(run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")]) -> None:
+    """Go on with a run that was stopped or killed; the result is the same as without the interruption."""
+    experiment, single = _saved(run)
+    _go_on(experiment, run, single, resume=True)
+
+
+@app.command("show")
+def show_command(run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")]) -> None:
+    """Print what a run has found so far."""
+    experiment, single = _saved(run)
+    folders = _folders(run)
+    results = [folder.result() for folder in folders if folder.history()]
+    if not results:
+        raise CoterieError(f"{run} holds no evaluation yet; resume it.")
+    open_ones = [folder.path.name for folder in folders if not folder.finished]
+    wanted = 1 if single else len(runs.with_baselines(experiment.chosen())) * experiment.seeds
+    console.print(f"data {experiment.data}, model {experiment.model}, {experiment.training.rounds} rounds")
+    if open_ones or len(folders) < wanted:
+        left = wanted - len(folders) + len(open_ones)
+        console.print(f"unfinished: {left} of {wanted} runs; `coterie resume {run}` goes on")
+    _print(results)
+
+
+@app.command("data")
+def data_command(
+    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
+    unseen: UnseenOption = None, config: ConfigOption = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Draw who holds which class to this file.")] = None,
+) -> None:
+    """Show how the data lie over the clients."""
+    experiment = _experiment(config, data, partition, clients, unseen, None, None, None, [], ())
+    federation = experiment.federation()
+    console.print(federation.summary(), markup=False, highlight=False)
+    if picture is not None:
+        console.print(f"picture: {bubbles(federation, picture)}")
+
+
+@app.command("methods")
+def methods_command(name: Annotated[str | None, typer.Argument(help="Print one method's page.")] = None) -> None:
+    """List the methods, or explain one."""
+    if name is None:
+        console.print(_methods_table())
+        return
+    _method_page(registry.method(name))
+
+
+@app.command("textbook")
+def textbook_command(
+    out: Annotated[Path, typer.Option("--out", help="Where the two pictures go.")] = Path("runs/textbook"),
+) -> None:
+    """Global, local or personalized? The textbook's table and two exercises, computed by the library itself."""
+    from coterie import textbook
+
+    console.print(textbook.show())
+    for path in textbook.draw(out):
+        console.print(f"picture: {path}")
+
+
+# -- building and running --------------------------------------------------------------------------------------------
+
+
+def _experiment(
+    config: Path | None, data: str | None, partition: str | None, clients: int | None, unseen: int | None,
+    model: str | None, head: str | None, rounds: int | None, settings: list[str], methods: tuple[str, ...],
+    default_methods: tuple[str, ...] = (),
+) -> Experiment:
+    """The file's experiment, overridden by what the command line says."""
+    base = Experiment.read(config) if config is not None else Experiment()
+    given = {"data": data, "partition": partition, "clients": clients, "unseen": unseen, "model": model, "head": head}
+    changed = {name: value for name, value in given.items() if value is not None}
+    base = Experiment.of({**base.record(), **changed}, "the command line")
+    base = replace(base, methods=methods or base.methods or default_methods)
+    return with_settings(base, [*([f"rounds={rounds}"] if rounds is not None else []), *settings])
+
+
+def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> None:
+    """Build the parts, run what is left of the experiment, print and draw."""
+    chosen = experiment.chosen()
+    federation = experiment.federation()
+    factory = experiment.factory(federation)
+    training = {f.name: getattr(experiment.training, f.name) for f in fields(experiment.training)}
+    if not resume:
+        _write_experiment(folder, experiment, single)
+    count = 1 if single else len(runs.with_baselines(chosen)) * experiment.seeds
+    with Live(count) as live:
+        if single:
+            started = resume and (folder / "config.json").exists()
+            results = [
+                runs.run(chosen[0], factory, federation, folder=folder, watch=live, resume=started,
+                         head=experiment.head, **training)
+            ]
+        else:
+            seeds = range(experiment.training.seed, experiment.training.seed + experiment.seeds)
+            del training["seed"]
+            results = runs.compare(chosen, factory, federation, seeds=list(seeds), folder=folder, watch=live,
+                                   resume=resume, head=experiment.head, **training)
+    _print(results)
+    to_csv(results, folder / "comparison.csv")
+    drawn = picture(results, folder / "picture.png"), bubbles(federation, folder / "clients.png")
+    console.print(f"pictures: {drawn[0]}, {drawn[1]}")
+    console.print(f"run folder: {folder}")
+
+
+def _write_experiment(folder: Path, experiment: Experiment, single: bool) -> None:
+    if (folder / EXPERIMENT).exists():
+        raise CoterieError(f"{folder} already holds a run; `coterie resume {folder}` goes on, or choose another --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        record = {"single": single, "experiment": experiment.record(), "command": ["coterie", *sys.argv[1:]]}
+        (folder / EXPERIMENT).write_text(json.dumps({**record, "environment": environment()}, indent=2) + "\n")
+    except OSError as reason:
+        raise CoterieError(f"the run folder {folder} cannot be written: {reason.strerror}.") from reason
+
+
+def _saved(folder: Path) -> tuple[Experiment, bool]:
+    path = folder / EXPERIMENT
+    if not path.is_file():
+        raise CoterieError(f"{folder} is not a run folder: it has no {EXPERIMENT}.")
+    try:
+        record = json.loads(path.read_text())
+        return Experiment.of(record["experiment"], str(path)), bool(record["single"])
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as reason:
+        raise CoterieError(f"{path} is damaged: {reason}.") from reason
+
+
+def _folders(folder: Path) -> list[Folder]:
+    """The runs inside, in the order they were started."""
+    found = [folder / "config.json", *folder.glob("*/seed*/config.json")]
+    return [Folder(p.parent) for p in sorted((p for p in found if p.is_file()), key=lambda p: p.stat().st_mtime_ns)]
+
+
+def _fresh_folder(name: str) -> Path:
+    return next(p for p in (Path("runs") / f"{name}-{k}" for k in itertools.count(1)) if not p.exists())
+
+
+# -- printing --------------------------------------------------------------------------------------------------------
+
+
+def _print(results: list[Result]) -> None:
+    wide = Console(width=max(console.width, 118)) if not console.is_terminal else console
+    wide.print(comparison(results))
+    wide.print(verdict(results), highlight=False)
+
+
+def _methods_table() -> Table:
+    table = Table(title=f"coterie {coterie.__version__}: {len(registry.methods())} methods", box=None, pad_edge=False)
+    for header in ("method", "family", "shared", "client keeps", "down", "up", "a newcomer gets"):
+        table.add_column(header, overflow="fold")
+    for name, cls in sorted(registry.methods().items(), key=lambda item: (item[1].family, item[0])):
+        table.add_row(name, cls.family, cls.shared, cls.keeps, cls.down, cls.up, cls.newcomer)
+    plugs = ", ".join(sorted(registry.aggregators()))
+    table.caption = f"down and up in models a client and round; aggregators: {plugs}"
+    return table
+
+
+def _method_page(method: Method) -> None:
+    cls = type(method)
+    lines: list[tuple[str, Any]] = [
+        ("family", cls.family), ("shared", cls.shared), ("client keeps", cls.keeps), ("down", cls.down),
+        ("up", cls.up), ("newcomer", cls.newcomer), ("citation", cls.cite), ("presets", ", ".join(cls.presets)),
+    ]
+    console.print(f"{cls.__name__}\n\n{(cls.__doc__ or '').strip()}\n", markup=False, highlight=False)
+    for name, value in lines:
+        if value:
+            console.print(f"  {name:<13} {value}", markup=False, highlight=False)
+    console.print("\noptions", highlight=False)
+    for name in options(cls):
+        console.print(f"  {name:<13} {getattr(method, name)}", markup=False, highlight=False)
+
+
+def main() -> None:
+    """Entry point of the `coterie` command."""
+    try:
+        app()
+    except CoterieError as error:
+        print(f"coterie: {error}", file=sys.stderr)
+        sys.exit(2)
+    except runs.Interrupted:
+        print("coterie: stopped after finishing the round; `coterie resume FOLDER` goes on.", file=sys.stderr)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("coterie: stopped.", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""The picture of a comparison: for each method how its clients fare, and how it got there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
+from matplotlib.typing import LineStyleType
+from numpy.typing import NDArray
+
+from coterie.evaluate import summarise
+from coterie.report.bubbles import INK
+from coterie.report.table import by_method, label_of
+from coterie.result import Result, When
+
+Floats = NDArray[np.float64]
+
+# Okabe and Ito's colours, which stay apart for colour-blind readers; without the yellow, which is faint on white.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+STAGES = {"served": COLOURS[0], "adapted": COLOURS[1]}
+DASHES: dict[str, LineStyleType] = {"served": "-", "adapted": (0, (4, 2))}
+OTHERS = "#d9d9d9"
+GRID = "#e6e6e6"
+WIDE = 20  # errors that differ by more than this factor are drawn on a logarithmic axis
+
+
+def picture(results: Sequence[Result], path: str | Path, when: When = "chosen") -> Path:
+    """One row for each method: left every client, right the mean over clients by round; returns the path written."""
+    runs = list(by_method(results).values())
+    height = float(np.clip(9.0 / len(runs), 0.85, 1.7))
+    figure = new_figure(10.5, 1.1 + height * len(runs))
+    grid = figure.subplots(len(runs), 2, sharex="col", squeeze=False)
+    left, right = list(grid[:, 0]), list(grid[:, 1])
+    for axes, group in zip(left, runs):
+        _draw_clients(axes, group, when)
+    for axes, group in zip(right, runs):
+        _draw_convergence(axes, group, [other for other in runs if other is not group])
+    _dress_clients(left, runs, when)
+    _dress_convergence(right, runs)
+    figure.legend(
+        handles=_legend(runs), loc="outside upper right", ncols=6, frameon=False, fontsize=8, labelcolor=INK,
+        handlelength=2.2, columnspacing=1.4,
+    )
+    figure.savefig(path)
+    return Path(path)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure that draws without a display and leaves pyplot's global state alone."""
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def dress(axes: Axes) -> None:
+    """Light grid, no frame, small labels."""
+    axes.grid(color=GRID, linewidth=0.6, zorder=0)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=8, labelcolor=INK)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+# -- what is drawn -----------------------------------------------------------------------------------------------------
+
+
+def client_values(runs: Sequence[Result], stage: str, when: When = "chosen") -> Floats:
+    """Each client's test value, averaged over the seeds that have it: [clients]."""
+    scores = [run.at(stage, when) for run in runs]
+    ids = np.concatenate([one.clients for one in scores])
+    values = np.concatenate([one.test[one.metric] for one in scores])
+    there = np.isfinite(values)
+    ids, values = ids[there], _scaled(values[there], runs)
+    clients = np.unique(ids)
+    return np.array([values[ids == client].mean() for client in clients])
+
+
+def convergence(runs: Sequence[Result], stage: str) -> tuple[Floats, Floats]:
+    """Evaluated rounds [t] and the mean over clients there, seed by seed: [seeds, t]; NaN after a run has stopped."""
+    found = [{e.round: summarise(e.stages[stage]).mean for e in run.history if stage in e.stages} for run in runs]
+    rounds = sorted({number for one in found for number in one})
+    means = np.array([[one.get(number, np.nan) for number in rounds] for one in found])
+    return np.array(rounds, dtype=np.float64), _scaled(means, runs)
+
+
+def _scaled(values: Floats, runs: Sequence[Result]) -> Floats:
+    return 100 * values if _metric(runs) == "accuracy" else values
+
+
+def _metric(runs: Sequence[Result]) -> str:
+    return runs[0].at(runs[0].stages[0]).metric
+
+
+def _stages(runs: Sequence[Result]) -> list[str]:
+    return [stage for stage in STAGES if all(stage in run.stages for run in runs)]
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------------
+
+
+def _draw_clients(axes: Axes, runs: Sequence[Result], when: When) -> None:
+    for strip, stage in enumerate(_stages(runs)):
+        values = np.sort(client_values(runs, stage, when))
+        # Clients of equal value lie on top of each other without it; the golden ratio spreads neighbours evenly.
+        shift = 0.3 * ((np.arange(len(values)) * 0.618034 + 0.5) % 1 - 0.5)
+        size, alpha = (26, 0.55) if len(values) <= 40 else (12, 0.4)
+        axes.scatter(values, -strip + shift, s=size, color=STAGES[stage], alpha=alpha, linewidths=0, zorder=3)
+        if len(values):
+            axes.vlines(values.mean(), -strip - 0.3, -strip + 0.3, color=INK, linewidth=1.8, zorder=4)
+    axes.set_ylim(-1.55, 0.55)
+    axes.set_title(_row_title(runs[0].method), loc="left", fontsize=9, color=INK, pad=3)
+
+
+def _row_title(method: str) -> str:
+    adapted = label_of(method, "adapted")
+    return method if adapted == method else f"{method}  (adapted: {adapted})"
+
+
+def _draw_convergence(axes: Axes, runs: Sequence[Result], others: Iterable[Sequence[Result]]) -> None:
+    for other in others:
+        for stage in _stages(other):
+            rounds, means = convergence(other, stage)
+            axes.plot(rounds, _over_seeds(means), color=OTHERS, linewidth=0.6, zorder=1)
+    for stage in _stages(runs):
+        rounds, means = convergence(runs, stage)
+        colour = STAGES[stage]
+        if len(means) > 1:
+            axes.fill_between(
+                rounds, np.fmin.reduce(means), np.fmax.reduce(means), color=colour, alpha=0.2, linewidth=0, zorder=2
+            )
+        marker = "o" if len(rounds) == 1 else ""
+        axes.plot(
+            rounds, _over_seeds(means), color=colour, linewidth=1.5, linestyle=DASHES[stage], marker=marker,
+            markersize=4, zorder=3,
+        )
+
+
+def _over_seeds(means: Floats) -> Floats:
+    there = np.isfinite(means)
+    total = np.where(there, means, 0).sum(axis=0)
+    return np.where(there.any(axis=0), total / np.maximum(there.sum(axis=0), 1), np.nan)
+
+
+def _dress_clients(column: Sequence[Axes], runs: Sequence[Sequence[Result]], when: When) -> None:
+    values = np.concatenate([client_values(group, stage, when) for group in runs for stage in _stages(group)])
+    low, high = _limits(values, runs[0])
+    for axes in column:
+        if _is_wide(values, runs[0]):
+            axes.set_xscale("log")
+            _plain_log(axes, "x")
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
+        axes.set_xlim(low, high)
+        dress(axes)
+        axes.set_yticks([])
+    what = "accuracy of a client in %" if _metric(runs[0]) == "accuracy" else "MSE of a client"
+    at = "round chosen on validation data" if when == "chosen" else "last round"
+    column[-1].set_xlabel(f"test {what} ({at})", fontsize=9, color=INK)
+
+
+def _dress_convergence(column: Sequence[Axes], runs: Sequence[Sequence[Result]]) -> None:
+    curves = [convergence(group, stage) for group in runs for stage in _stages(group)]
+    # The way up from a fresh model would flatten all that matters, so only the second half of a curve must be in view.
+    values = np.concatenate([means[:, means.shape[1] // 2 :].ravel() for _, means in curves])
+    low, high = _limits(values, runs[0])
+    if _metric(runs[0]) == "accuracy":
+        low = max(low - 0.6 * (high - low), -2.0)
+    else:
+        high *= 1.5
+    last = max(float(rounds[-1]) for rounds, _ in curves)
+    for axes in column:
+        if _is_wide(values, runs[0]):
+            axes.set_yscale("log")
+            _plain_log(axes, "y")
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
+        axes.set_ylim(low, high)
+        axes.set_xlim(-0.02 * max(last, 1), 1.02 * max(last, 1))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
+        dress(axes)
+    what = "accuracy in %" if _metric(runs[0]) == "accuracy" else "MSE"
+    column[0].set_title(f"mean test {what} over clients", loc="left", fontsize=9, color=INK, pad=3)
+    column[-1].set_xlabel("round", fontsize=9, color=INK)
+
+
+def _is_wide(values: Floats, runs: Sequence[Result]) -> bool:
+    values = values[np.isfinite(values)]
+    return bool(_metric(runs) == "loss" and len(values) and values.min() > 0 and values.max() > WIDE * values.min())
+
+
+def _limits(values: Floats, runs: Sequence[Result]) -> tuple[float, float]:
+    """All finite values with a little air around them."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    if _is_wide(values, runs):
+        return low / 1.2, high * 1.2
+    air = 0.05 * (high - low) or max(0.05 * abs(high), 1e-3)
+    return low - air, high + air
+
+
+def _plain_log(axes: Axes, side: str) -> None:
+    """Ticks 1, 2, 5, 10, ... written out, as exponents are hard to read for numbers this small."""
+    axis = axes.xaxis if side == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    axis.set_major_formatter(ScalarFormatter())
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _legend(runs: Sequence[Sequence[Result]]) -> list[Line2D | Patch]:
+    present = [stage for stage in STAGES if any(stage in _stages(group) for group in runs)]
+    handles: list[Line2D | Patch] = [
+        Line2D([], [], color=STAGES[stage], linestyle=DASHES[stage], marker="o", markersize=4, label=stage)
+        for stage in present
+    ]
+    handles.append(
+        Line2D([], [], color=INK, marker="|", markersize=10, markeredgewidth=2, linestyle="", label="mean of clients")
+    )
+    if any(len(group) > 1 for group in runs):
+        handles.append(Patch(color=COLOURS[0], alpha=0.2, linewidth=0, label="range over seeds"))
+    if len(runs) > 1:
+        handles.append(Line2D([], [], color=OTHERS, linewidth=1.5, label="other methods"))
+    return handles

@@ -1,0 +1,61 @@
+"""Live progress: rounds, time left, and how the mean and the worst client are served right now."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from coterie.evaluate import summarise
+from coterie.runs import Progress as State
+
+QUIET_SECONDS = 15.0
+"""How often a line is printed where there is no terminal to draw a bar on."""
+
+
+class Live:
+    """Shows a bar on a terminal and sparse lines elsewhere. Use as a context and hand it to `run` as `watch`."""
+
+    def __init__(self, runs: int = 1, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.runs = runs
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("left"),
+            TimeRemainingColumn(), TextColumn("{task.fields[clients]}"), console=self.console, transient=True,
+        )
+        self._task: TaskID | None = None
+        self._current: tuple[str, int] | None = None
+        self._number = 0
+        self._printed = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, state: State) -> None:
+        if (state.method, state.seed) != self._current:
+            self._current = (state.method, state.seed)
+            self._number += 1
+        served = summarise(state.latest.stages["served"])
+        accuracy = state.latest.stages["served"].metric == "accuracy"
+        mean, worst = (f"{100 * v:.1f} %" if accuracy else f"{v:.4g}" for v in (served.mean, served.worst))
+        clients = f"mean {mean}  worst {worst}"
+        name = f"{self._number}/{self.runs} {state.method} seed {state.seed}"
+        total, done = self.runs * state.rounds, (self._number - 1) * state.rounds + state.round
+        if self.console.is_terminal:
+            if self._task is None:
+                self._task = self._bar.add_task(name, total=total, clients=clients)
+            self._bar.update(self._task, completed=done, description=name, clients=clients)
+        elif time.monotonic() - self._printed > QUIET_SECONDS:
+            self._printed = time.monotonic()
+            print(f"{name}: round {state.round} of {state.rounds}, {clients}", file=sys.stderr, flush=True)

@@ -1,0 +1,315 @@
+"""The comparison as a table, as a file and in words: every method and stage, over clients and over seeds."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from coterie.errors import CoterieError
+from coterie.evaluate import summarise
+from coterie.result import Result, When
+
+NAN = float("nan")
+ABSENT = "-"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method in one stage. Numbers over clients are means over seeds; what is not known is NaN."""
+
+    method: str  # its spelling
+    label: str  # what people call it: FedAvg's adapted stage is FedAvg + fine-tune
+    stage: str
+    when: When
+    metric: str  # accuracy (a fraction, higher is better) or loss (lower is better)
+    seeds: int
+    mean: float  # over clients
+    mean_spread: float  # standard deviation of `mean` over seeds
+    pooled: float  # over all test samples
+    client_std: float
+    worst: float
+    worst_spread: float  # standard deviation of `worst` over seeds
+    lowest: float  # mean of the worst tenth of the clients
+    best: float
+    jain: float
+    unseen: float  # mean over clients kept out of training, in the same stage
+    bytes_each_round: float  # per client, down and up
+    seconds: float
+    rounds: tuple[int, ...]  # the round reported, seed by seed
+    steps: float  # local steps a client spends to make the model that is scored
+    published: bool  # whether the method's paper printed this stage
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.metric == "accuracy"
+
+    @property
+    def trains_before_use(self) -> bool:
+        return self.stage == "served" and self.steps > 0
+
+
+def rows(results: Sequence[Result], when: When = "chosen") -> list[Line]:
+    """One line for each stage and method: first all methods as served, then all as adapted."""
+    runs = by_method(results)
+    return [
+        _line(group, stage, when)
+        for stage in ("served", "adapted")
+        for group in runs.values()
+        if all(stage in run.stages for run in group)
+    ]
+
+
+def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The runs of each method, one for each seed, in the order given."""
+    if not results:
+        raise CoterieError("there is no result to compare; train a method first.")
+    runs: dict[str, list[Result]] = {}
+    for result in results:
+        same = runs.setdefault(result.method, [])
+        if result.seed in [other.seed for other in same]:
+            raise CoterieError(f"{result.method} was given twice with seed {result.seed}; give each seed once.")
+        same.append(result)
+    if len({result.at(result.stages[0]).metric for result in results}) > 1:
+        raise CoterieError("accuracy and mean squared error cannot be compared; give results of one task only.")
+    return runs
+
+
+def label_of(method: str, stage: str) -> str:
+    """FedAvg's model after local training is, by definition, FedAvg + fine-tune."""
+    return f"{method} + fine-tune" if stage == "adapted" and _name(method) == "fedavg" else method
+
+
+def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
+    """The table people read; the best mean and the best worst client of each stage are bold."""
+    lines = rows(results, when)
+    newcomers = any(not math.isnan(line.unseen) for line in lines)
+    table = Table(
+        title=_title(lines), caption=_caption(lines, newcomers), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        show_edge=False, pad_edge=False, title_justify="left", caption_justify="left", title_style="bold", caption_style="dim",
+    )
+    table.add_column("method", overflow="fold", min_width=10, max_width=36)
+    table.add_column("stage", no_wrap=True)
+    names = ["mean ± seeds", "std", "worst", "low10", "Jain", *(["unseen"] if newcomers else [])]
+    for name in [*names, "bytes", "time", "round"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for stage in ("served", "adapted"):
+        group = [line for line in lines if line.stage == stage]
+        for line in group:
+            table.add_row(*_cells(line, group, newcomers), end_section=line is group[-1])
+    return table
+
+
+def to_csv(results: Sequence[Result], path: str | Path) -> Path:
+    """Every number of the comparison, at the chosen and at the last round; what is not known stays empty."""
+    lines = [line for when in get_args(When) for line in rows(results, when)]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Line)])
+        writer.writeheader()
+        for line in lines:
+            writer.writerow({name: _plain(value) for name, value in asdict(line).items()})
+    return Path(path)
+
+
+def verdict(results: Sequence[Result]) -> str:
+    """Who is best for the mean and for the worst client, and whether that is more than the noise between seeds."""
+    lines = rows(results)
+    known = [line for line in lines if not math.isnan(line.mean)]
+    if not known:
+        return "No client has test data, so there is nothing to compare."
+    mean = _sentence("the mean over clients", known, lambda line: line.mean, lambda line: line.mean_spread)
+    worst = _sentence("the worst client", known, lambda line: line.worst, lambda line: line.worst_spread)
+    unknown = " With one seed, the noise between seeds is unknown." if min(line.seeds for line in known) < 2 else ""
+    return f"{mean} {worst}{unknown}"
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def _line(runs: Sequence[Result], stage: str, when: When) -> Line:
+    scores = [run.at(stage, when) for run in runs]
+    found = [summarise(one) for one in scores]
+
+    def average(name: str) -> float:
+        return float(np.mean([getattr(one, name) for one in found]))
+
+    return Line(
+        method=runs[0].method,
+        label=label_of(runs[0].method, stage),
+        stage=stage,
+        when=when,
+        metric=scores[0].metric,
+        seeds=len(runs),
+        mean=average("mean"),
+        mean_spread=_spread([one.mean for one in found]),
+        pooled=average("pooled"),
+        client_std=average("std"),
+        worst=average("worst"),
+        worst_spread=_spread([one.worst for one in found]),
+        lowest=average("lowest"),
+        best=average("best"),
+        jain=average("jain"),
+        unseen=_unseen(runs, f"unseen_{stage}", when),
+        bytes_each_round=float(np.mean([run.bytes_each_round for run in runs])),
+        seconds=float(np.mean([run.seconds for run in runs])),
+        rounds=tuple(run.round_of(stage, when) for run in runs),
+        steps=float(np.mean([one.steps.mean() for one in scores])),
+        published=runs[0].published == stage,
+    )
+
+
+def _unseen(runs: Sequence[Result], stage: str, when: When) -> float:
+    if not all(stage in run.stages for run in runs):
+        return NAN
+    return float(np.mean([summarise(run.at(stage, when)).mean for run in runs]))
+
+
+def _spread(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else NAN
+
+
+def _name(method: str) -> str:
+    return re.split(r"[:+]", method)[0]
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def _cells(line: Line, group: Sequence[Line], newcomers: bool) -> list[str]:
+    marks = ("·t" if line.trains_before_use else "") + ("†" if line.published else "")
+    mean = _shown(line, line.mean)
+    if line.seeds > 1:
+        mean = f"{mean} ± {_shown(line, line.mean_spread)}"
+    worst = _short(line, line.worst)
+    return [
+        escape(f"{line.label} {marks}".strip()),
+        line.stage,
+        _bold(mean) if line.mean == _best(group, lambda one: one.mean) else mean,
+        _short(line, line.client_std),
+        _bold(worst) if line.worst == _best(group, lambda one: one.worst) else worst,
+        _short(line, line.lowest),
+        _number(line.jain, 3),
+        *([_short(line, line.unseen)] if newcomers else []),
+        human_bytes(line.bytes_each_round),
+        human_seconds(line.seconds),
+        _span(line.rounds),
+    ]
+
+
+def _best(group: Sequence[Line], of: Callable[[Line], float]) -> float:
+    """The best value of several methods; NaN, which equals nothing, where there is nothing to be better than."""
+    values = [of(line) for line in group if not math.isnan(of(line))]
+    if len(group) < 2 or not values:
+        return NAN
+    return max(values) if group[0].higher_is_better else min(values)
+
+
+def _shown(line: Line, value: float) -> str:
+    """Accuracy in percent, errors as they are."""
+    return _number(100 * value, 2) if line.metric == "accuracy" else _number(value, 3)
+
+
+def _short(line: Line, value: float) -> str:
+    """As `_shown`, with the decimals that one client's few test samples deserve."""
+    return _number(100 * value, 1) if line.metric == "accuracy" else _number(value, 3)
+
+
+def _number(value: float, decimals: int) -> str:
+    if math.isnan(value):
+        return ABSENT
+    return f"{value:.{decimals}f}" if abs(value) < 1e5 else f"{value:.2e}"
+
+
+def human_bytes(count: float) -> str:
+    """Bytes in the unit that leaves one to three digits before the point, with two digits at least."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 9.95 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def human_seconds(seconds: float) -> str:
+    """Seconds, or minutes or hours once they are many."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _bold(text: str) -> str:
+    return f"[bold]{text}[/bold]"
+
+
+def _title(lines: Sequence[Line]) -> str:
+    first = lines[0]
+    metric = "test accuracy in %, higher is better" if first.higher_is_better else "test MSE, lower is better"
+    when = "the round chosen on validation data" if first.when == "chosen" else "the last round"
+    seeds = _span([line.seeds for line in lines])
+    return f"{metric}; {when}; {seeds} seed{'' if seeds == '1' else 's'}"
+
+
+def _caption(lines: Sequence[Line], newcomers: bool) -> str:
+    notes = ["adapted: after the run's local training. std: over clients. low10: mean of the worst tenth."]
+    notes.append("bytes: per client and round, both ways. time: of the training.")
+    if newcomers:
+        notes.append("unseen: mean over clients kept out of training; where served, without any training of theirs.")
+    if any(line.trains_before_use for line in lines):
+        notes.append("·t: trains before use.")
+    if any(line.published for line in lines):
+        notes.append("†: the stage its paper printed.")
+    return "\n".join(notes)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return " ".join(str(item) for item in value)
+    return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
+def _sentence(what: str, lines: Sequence[Line], of: Callable[[Line], float], spread: Callable[[Line], float]) -> str:
+    sign = 1 if lines[0].higher_is_better else -1
+    winner = max(lines, key=lambda line: sign * of(line))
+    title = winner.label if winner.label != winner.method else f"{winner.label} ({winner.stage})"
+    unit = " %" if winner.higher_is_better else ""
+    baselines = {"fedavg + fine-tune": _fine_tuned(lines), "local": _alone(lines)}
+    missing = [name for name, line in baselines.items() if line is None]
+    said = [f"without {' and '.join(missing)} to compare with"] if missing else []
+    for name, line in baselines.items():
+        if line is not None and line is not winner:
+            ahead = sign * (of(winner) - of(line))
+            points = " points" if winner.higher_is_better else ""
+            said.append(f"{_shown(winner, ahead)}{points} ahead of {name}{_noise(winner, line, ahead, spread)}")
+    return f"For {what}, {title} is best with {_shown(winner, of(winner))}{unit}: {', '.join(said)}."
+
+
+def _noise(a: Line, b: Line, difference: float, spread: Callable[[Line], float]) -> str:
+    if min(a.seeds, b.seeds) < 2:
+        return ""
+    error = math.sqrt(spread(a) ** 2 / a.seeds + spread(b) ** 2 / b.seeds)
+    return " (more than seed noise)" if difference > 2 * error else " (within seed noise)"
+
+
+def _fine_tuned(lines: Sequence[Line]) -> Line | None:
+    wanted = (("fedavg", "adapted"), ("fedavgft", "served"))
+    return next((x for w in wanted for x in lines if (_name(x.method), x.stage) == w), None)
+
+
+def _alone(lines: Sequence[Line]) -> Line | None:
+    return next((line for line in lines if _name(line.method) == "local" and line.stage == "served"), None)
