@@ -38,7 +38,7 @@ console = Console()
 DataOption = Annotated[str | None, typer.Option("--data", help="digits, or an .npz file with x, y and maybe client.")]
 PartitionOption = Annotated[
     str | None,
-    typer.Option("--partition", help="How to deal the data: dirichlet:alpha=0.1, pathological:classes_per_client=2, ..."),
+    typer.Option("--partition", help="How to deal the data, e.g. dirichlet:alpha=0.1 or iid or natural."),
 ]
 ClientsOption = Annotated[int | None, typer.Option("--clients", help="Clients that train.")]
 UnseenOption = Annotated[int | None, typer.Option("--unseen", help="Further clients kept out of training.")]

@@ -164,7 +164,7 @@ class Cohort:
         sums = self._engine.total(self._ids, _measure, rows, {}, split)
         count = torch.from_numpy(self._engine.sizes(self._ids, split)).to(rows.device, rows.dtype)
         count = count.view(-1, *(1,) * (rows.ndim - 2))
-        return {name: value / count for name, value in sums.items()} if sums else _absent(rows, self.classes)
+        return {name: value / count for name, value in sums.items()}
 
     def total(self, fn: Sum, rows: Tensor, given: GivenLike = None, split: Split = "train") -> Any:
         """The sum over a split of `fn(net, row, batch, given)`: a tensor `[C, ...]` or a dictionary of such."""
@@ -273,11 +273,6 @@ def _measure(net: Net, row: Tensor, batch: Batch, given: Given) -> dict[str, Ten
     if net.task.classes:
         sums["accuracy"] = ((outputs.argmax(-1) == batch.y).to(batch.weight.dtype) * batch.weight).sum()
     return sums
-
-
-def _absent(rows: Tensor, classes: int) -> dict[str, Tensor]:
-    nothing = torch.full(rows.shape[:-1], torch.nan, dtype=rows.dtype, device=rows.device)
-    return {"loss": nothing, "accuracy": nothing} if classes else {"loss": nothing}
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ class Net:
         self._draws = 0
         self._noise = _SeededDropout(self)
         self._random = True  # until a probe shows that the forward pass draws nothing
+        self._seeds = False  # whether the module draws from PyTorch's own generator, which only a loop can seed
         found = layout.head is not None and "head" in layout.parts
         self._head = self.module.get_submodule(layout.head or "") if found else None
         self._head_tensors = _names_in(self.module, self._head) if self._head is not None else {}
@@ -96,6 +97,11 @@ class Net:
         self._normalisers = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         tracking = any(getattr(m, "track_running_stats", False) for m in self.module.modules())
         self.batch_statistics = bool(self._normalisers) or tracking or getattr(module, "batch_statistics", False)
+        if not all(m.track_running_stats for m in self._normalisers):
+            raise CoterieError(
+                "a BatchNorm layer without running statistics scores a sample by who else is in its batch, so results "
+                "would depend on how clients are batched; set track_running_stats=True or use GroupNorm."
+            )
 
     # -- what methods call -----------------------------------------------------------------------------------------
 
@@ -158,26 +164,33 @@ class Net:
         given: Given,
     ) -> tuple[Mapping[str, Tensor], Tensor]:
         """Gradient of the objective with respect to the named tensors of one client, and its value."""
+        moving = [name for name in self._buffers if name in fixed] if self.module.training else []
+
+        def value(inner: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            # Running statistics move in copies: they share memory with the weights that the backward pass needs.
+            buffers = {name: fixed[name].clone() for name in moving}
+            return objective(self, {**inner, **fixed, **buffers}, batch, given), buffers
+
+        gradient, loss, buffers = self._differentiate(value, trainable)
+        for name in moving:
+            fixed[name].copy_(buffers[name])
+        return gradient, loss
+
+    def _differentiate(
+        self, value: Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]], trainable: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], Tensor, dict[str, Tensor]]:
         if self.stacked:
-            moving = [name for name in self._buffers if name in fixed] if self.module.training else []
-
-            def value(inner: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-                buffers = {name: fixed[name].clone() for name in moving}  # a captured tensor must not change in here
-                return objective(self, {**inner, **fixed, **buffers}, batch, given), buffers
-
             gradient, (loss, buffers) = torch.func.grad_and_value(value, has_aux=True)(trainable)
-            for name in moving:
-                fixed[name].copy_(buffers[name])
-            return gradient, loss
+            return gradient, loss, buffers
         nested = torch.is_grad_enabled()  # a method differentiates through this gradient
         with torch.enable_grad():
             leaves = {
                 name: t if t.requires_grad else t.detach().requires_grad_(True) for name, t in trainable.items()
             }
-            loss = objective(self, {**leaves, **fixed}, batch, given)
+            loss, buffers = value(leaves)
             found = torch.autograd.grad(loss, list(leaves.values()), create_graph=nested, allow_unused=True)
         pairs = zip(leaves.items(), found, strict=True)
-        return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}, loss.detach()
+        return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}, loss.detach(), buffers
 
     def split(
         self, tensors: Mapping[str, Tensor], trained: list[Entry]
@@ -192,7 +205,12 @@ class Net:
         before = self._key, self._draws
         self._key, self._draws = key, 0
         try:
-            yield
+            if key is None or self.stacked or not self._seeds:
+                yield
+            else:
+                with _generators_kept(key.device):
+                    torch.manual_seed(streams.integer(key))
+                    yield
         finally:
             self._key, self._draws = before
 
@@ -214,7 +232,11 @@ class Net:
 
         self.stacked = False
         self._noise.used = False
-        outputs = self._check(row.clone(), x, stream)
+        with _generators_kept(row.device):
+            torch.manual_seed(0)
+            seeded = _generator(row.device)
+            outputs = self._check(row.clone(), x, stream)
+            self._seeds = not torch.equal(_generator(row.device), seeded)
         if self.task.classes and outputs.shape != (len(x), self.task.classes):
             raise CoterieError(
                 f"the model gives outputs of shape {tuple(outputs.shape)} for {len(x)} samples; "
@@ -270,6 +292,18 @@ class Net:
 def default_objective(net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
     """The task's mean loss."""
     return net.loss(row, batch)
+
+
+def _generator(device: torch.device) -> Tensor:
+    """The state of PyTorch's own generator on a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+@contextmanager
+def _generators_kept(device: torch.device) -> Iterator[None]:
+    """PyTorch's own generators end as they began."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
 
 
 def _names_in(module: nn.Module, inner: nn.Module) -> dict[str, str]:

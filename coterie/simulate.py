@@ -271,11 +271,11 @@ class Simulation:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All tensors that define the state, and what else is needed to go on from it."""
-        tensors = {f"server.{name}": t for name, t in self.server.tensors().items()}
-        tensors |= {f"own.{name}": t for name, t in self.own.tensors().items()}
+        """Copies of all tensors that define the state, and what else is needed to go on from it."""
+        tensors = {f"server.{name}": t.clone() for name, t in self.server.tensors().items()}
+        tensors |= {f"own.{name}": t.clone() for name, t in self.own.tensors().items()}
         if self.buffers is not None:
-            tensors["buffers"] = self.buffers
+            tensors["buffers"] = self.buffers.clone()
         meta = {
             "round": self.rounds_done, "server": type(self.server).__name__, "own": type(self.own).__name__,
             "layout": self.layout.digest, "federation": self.federation.fingerprint(), "choices": self.choices,
@@ -293,11 +293,11 @@ class Simulation:
             raise CoterieError("the checkpoint was made with other data; resume with the data the run started with.")
 
         def part(prefix: str) -> Record:
-            named = {n[len(prefix) + 1 :]: t.to(self.device) for n, t in tensors.items() if n.startswith(prefix + ".")}
-            return self._record(meta[prefix]).of(named)
+            mine = {n[len(prefix) + 1 :]: t for n, t in tensors.items() if n.startswith(prefix + ".")}
+            return self._record(meta[prefix]).of({n: t.to(self.device, copy=True) for n, t in mine.items()})
 
         self.server, self.own = part("server"), part("own")
-        self.buffers = tensors["buffers"].to(self.device) if "buffers" in tensors else None
+        self.buffers = tensors["buffers"].to(self.device, copy=True) if "buffers" in tensors else None
         self.rounds_done = int(meta["round"])
 
     def _record(self, name: str) -> type[Record]:

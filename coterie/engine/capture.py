@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import CodeType
@@ -61,6 +63,29 @@ def _constant(value: Any, function: Callable[..., Any], inside: tuple[Callable[.
     return value  # type: ignore[no-any-return]
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python must not free an old graph while a new one is captured: the driver forbids it and the capture is lost."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class Pool:
+    """Memory that all graphs of an engine share. A graph of its own keeps it alive while others are replaced."""
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+        held = torch.zeros(1, device="cuda")
+        self._keeper = torch.cuda.CUDAGraph()
+        with _no_collection(), torch.cuda.graph(self._keeper, pool=self.handle):
+            held.add_(1)
+
+
 class Steps:
     """Runs `step(prefix)` for a sequence of prefixes; on CUDA as one graph per bucket of prefix sizes.
 
@@ -78,11 +103,11 @@ class Steps:
     def bucket(self, prefix: int) -> int:
         return next(size for size in self.sizes if size >= prefix) if self.captured else prefix
 
-    def prepare(self, prefixes: list[int], pool: Any) -> None:
+    def prepare(self, prefixes: list[int], pool: Pool | None) -> None:
         """Capture what these prefixes need. Call it before loading the static tensors: warming up runs the step."""
+        if pool is None:
+            return
         for size in sorted({self.bucket(p) for p in prefixes if p} - set(self.graphs), reverse=True):
-            if not self.captured:
-                return
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -91,7 +116,7 @@ class Steps:
                     self.step(size)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with _no_collection(), torch.cuda.graph(graph, pool=pool.handle):
                 self.step(size)
             self.graphs[size] = graph
 

@@ -17,7 +17,7 @@ from torch.func import vmap
 
 from coterie import streams
 from coterie.data import Federation
-from coterie.engine.capture import Steps, identity
+from coterie.engine.capture import Pool, Steps, identity
 from coterie.engine.packing import IntArray, Plan, pack, steps_of
 from coterie.errors import CoterieError
 from coterie.layout import Entry, Layout
@@ -66,7 +66,7 @@ class Stacked:
         self.bounds = federation.bounds
         self._programs: dict[Hashable, _Program] = {}
         self._plans: dict[Hashable, Plan] = {}
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._pool = Pool() if device.type == "cuda" else None
 
     def sizes(self, ids: IntArray, split: Split) -> IntArray:
         first = ("train", "val", "test").index(split)
@@ -95,7 +95,7 @@ class Stacked:
         copies = rows.shape[1] if rows.ndim == 3 else 1
         trained = [entry for entry in self.layout.within(part) if entry.trainable]
         plan, keys = self._batches(ids, copies, work)
-        key = ("train", identity(objective), identity(correct), part, plan.batch, _signature(given))
+        key = ("train", identity(objective), identity(correct), part, copies, plan.batch, _signature(given))
         program = self._program(key, lambda: _Sgd(self, trained, objective or default_objective, correct), plan)
         slots = rows.reshape(len(ids) * copies, -1)
         (out,), losses = program.run({"row": slots}, _repeat(given, copies), plan, keys, lr)
@@ -127,9 +127,11 @@ class Stacked:
         passed = {name: t[order] for name, t in _repeat(given, copies).items()}
         self.net.mode(training=False)
         sums: dict[str, Tensor] = {}
+        # Where nobody has a sample, one that does not count tells the shapes of the sums, which are then 0.
+        index = plan.index if len(plan.index) else torch.full((1, len(flat), 1), -1, device=self.device)
         with torch.no_grad():
-            for step, active in enumerate(plan.active()):
-                x, y, weight = self.gather(plan.index[step, :active])
+            for step, active in enumerate(plan.active() or [len(flat)]):
+                x, y, weight = self.gather(index[step, :active])
                 keys = torch.zeros(active, dtype=torch.int64, device=self.device)
                 out = self.each(
                     lambda s, b, g: _named(fn(self.net, s["row"], b, g)),
@@ -138,7 +140,8 @@ class Stacked:
                 for name, value in out.items():
                     if name not in sums:
                         sums[name] = value.new_zeros(len(flat), *value.shape[1:])
-                    sums[name][:active] += value
+                    if len(plan.index):
+                        sums[name][:active] += value
         back = torch.argsort(order)
         return {name: value[back].view(*rows.shape[:-1], *value.shape[1:]) for name, value in sums.items()}
 

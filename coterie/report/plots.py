@@ -34,7 +34,7 @@ WIDE = 20  # errors that differ by more than this factor are drawn on a logarith
 def picture(results: Sequence[Result], path: str | Path, when: When = "chosen") -> Path:
     """One row for each method: left every client, right the mean over clients by round; returns the path written."""
     runs = list(by_method(results).values())
-    height = float(np.clip(9.0 / len(runs), 0.85, 1.7))
+    height = float(np.clip(7.8 / len(runs), 0.85, 1.5))
     figure = new_figure(10.5, 1.1 + height * len(runs))
     grid = figure.subplots(len(runs), 2, sharex="col", squeeze=False)
     left, right = list(grid[:, 0]), list(grid[:, 1])
@@ -167,13 +167,13 @@ def _dress_clients(column: Sequence[Axes], runs: Sequence[Sequence[Result]], whe
 
 def _dress_convergence(column: Sequence[Axes], runs: Sequence[Sequence[Result]]) -> None:
     curves = [convergence(group, stage) for group in runs for stage in _stages(group)]
-    # The way up from a fresh model would flatten all that matters, so only the second half of a curve must be in view.
-    values = np.concatenate([means[:, means.shape[1] // 2 :].ravel() for _, means in curves])
+    values = np.concatenate([means.ravel() for _, means in curves])
     low, high = _limits(values, runs[0])
     if _metric(runs[0]) == "accuracy":
-        low = max(low - 0.6 * (high - low), -2.0)
-    else:
-        high *= 1.5
+        # The way up from a fresh model would flatten what matters; the second half of every curve stays in view.
+        settled = np.concatenate([means[:, means.shape[1] // 2 :].ravel() for _, means in curves])
+        later, _ = _limits(settled, runs[0])
+        low = max(low, later - 0.6 * (high - later))
     last = max(float(rounds[-1]) for rounds, _ in curves)
     for axes in column:
         if _is_wide(values, runs[0]):

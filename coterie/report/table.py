@@ -94,8 +94,9 @@ def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
     lines = rows(results, when)
     newcomers = any(not math.isnan(line.unseen) for line in lines)
     table = Table(
-        title=_title(lines), caption=_caption(lines, newcomers), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
-        show_edge=False, pad_edge=False, title_justify="left", caption_justify="left", title_style="bold", caption_style="dim",
+        title=_title(lines), caption=_caption(lines, newcomers), title_style="bold", caption_style="dim",
+        title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False,
+        pad_edge=False,
     )
     table.add_column("method", overflow="fold", min_width=10, max_width=36)
     table.add_column("stage", no_wrap=True)
@@ -263,7 +264,7 @@ def _title(lines: Sequence[Line]) -> str:
 
 
 def _caption(lines: Sequence[Line], newcomers: bool) -> str:
-    notes = ["adapted: after the run's local training. std: over clients. low10: mean of the worst tenth."]
+    notes = ["adapted: after the run's local training. std: over clients. low10: mean of the worst 10 %."]
     notes.append("bytes: per client and round, both ways. time: of the training.")
     if newcomers:
         notes.append("unseen: mean over clients kept out of training; where served, without any training of theirs.")

@@ -279,7 +279,7 @@ NAN[2, 1], NAN[4, 0] = np.nan, np.inf
         (marked(5, 5), {"seed": -1}, "seed"),
     ],
 )
-def test_bad_clients_are_refused_with_a_sentence(clients: list[Pair], options: dict[str, object], sentence: str) -> None:
+def test_bad_clients_are_refused_with_a_sentence(clients: list[Pair], options: dict[str, object], sentence: str):
     with pytest.raises(CoterieError, match=sentence):
         Federation.from_clients(clients, **options)  # type: ignore[arg-type]
 

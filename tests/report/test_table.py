@@ -1,0 +1,240 @@
+"""The comparison's numbers are checked against values worked out by hand from a few clients."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from coterie.errors import CoterieError
+from coterie.evaluate import Evaluation, Scores
+from coterie.report.table import Line, comparison, human_bytes, human_seconds, rows, to_csv, verdict
+from coterie.result import Result
+
+
+def scores(values: Sequence[float], metric: str = "accuracy", steps: int = 0, val: float | None = None) -> Scores:
+    test = np.array(values, dtype=np.float64)
+    held = np.full(len(test), np.nan if val is None else val)
+    tables = [{"loss": t} if metric == "loss" else {"loss": 1 - t, "accuracy": t} for t in (test, held)]
+    return Scores(np.arange(len(test)), np.full(len(test), 10), np.full(len(test), steps), tables[0], tables[1])
+
+
+def result(
+    method: str, served: Sequence[float], adapted: Sequence[float], seed: int = 0, metric: str = "accuracy",
+    steps: int = 0, published: str = "", unseen: tuple[float, float] | None = None,
+) -> Result:
+    stages = {"served": scores(served, metric, steps), "adapted": scores(adapted, metric, steps + 5)}
+    if unseen is not None:
+        stages |= {"unseen_served": scores([unseen[0]], metric), "unseen_adapted": scores([unseen[1]], metric)}
+    traffic = {"participants": 3, "down": {"row": 1000}, "up": {"update": 500}}
+    return Result(method, seed, (Evaluation(20, stages),), (traffic,), seconds=2.0 + seed, published=published)
+
+
+def line(lines: Sequence[Line], method: str, stage: str) -> Line:
+    return next(one for one in lines if (one.method, one.stage) == (method, stage))
+
+
+def cells(table: Table, header: str) -> list[str]:
+    column = next(column for column in table.columns if column.header == header)
+    return [str(cell) for cell in column.cells]
+
+
+def printed(table: Table, width: int) -> str:
+    text = StringIO()
+    Console(file=text, width=width).print(table)
+    return text.getvalue()
+
+
+def test_numbers_over_clients_and_seeds() -> None:
+    first = result("ditto", [0.5, 0.7, 0.9], [0.6, 0.6, 0.6])
+    second = result("ditto", [0.6, 0.8, 1.0], [0.8, 0.8, 0.8], seed=1)
+    served = line(rows([first, second]), "ditto", "served")
+    # seed means 0.7 and 0.8: their mean is 0.75 and their sample standard deviation 0.1 / sqrt(2)
+    assert served.mean == pytest.approx(0.75)
+    assert served.mean_spread == pytest.approx(0.1 / math.sqrt(2))
+    # both seeds spread their clients by -0.2, 0, 0.2 around the mean: sqrt(0.08 / 3)
+    assert served.client_std == pytest.approx(math.sqrt(0.08 / 3))
+    assert served.worst == pytest.approx(0.55)
+    assert served.lowest == pytest.approx(0.55)  # a tenth of three clients is one client
+    assert served.best == pytest.approx(0.95)
+    # Jain: 2.1^2 / (3 * 1.55) and 2.4^2 / (3 * 2.0)
+    assert served.jain == pytest.approx((4.41 / 4.65 + 5.76 / 6.0) / 2)
+    assert (served.seeds, served.rounds, served.seconds, served.bytes_each_round) == (2, (20, 20), 2.5, 1500.0)
+
+
+def test_one_seed_has_no_spread_over_seeds() -> None:
+    lines = rows([result("ditto", [0.5, 0.7], [0.6, 0.8])])
+    assert math.isnan(lines[0].mean_spread)
+    assert cells(comparison([result("ditto", [0.5, 0.7], [0.6, 0.8])]), "mean ± seeds") == ["60.00", "70.00"]
+
+
+def test_methods_come_in_the_order_given_stage_by_stage() -> None:
+    lines = rows([result("local", [0.5], [0.6]), result("fedavg", [0.5], [0.6]), result("ditto", [0.5], [0.6])])
+    assert [one.label for one in lines] == ["local", "fedavg", "ditto", "local", "fedavg + fine-tune", "ditto"]
+    assert [one.stage for one in lines] == ["served"] * 3 + ["adapted"] * 3
+
+
+def test_only_fedavg_adapted_is_fine_tuned_fedavg() -> None:
+    names = ["fedavg:server_lr=0.5", "fedavg+median", "fedavgft"]
+    lines = rows([result(name, [0.5], [0.6]) for name in names])
+    assert [one.label for one in lines[3:]] == [
+        "fedavg:server_lr=0.5 + fine-tune", "fedavg+median + fine-tune", "fedavgft"
+    ]
+
+
+def test_chosen_and_last_round() -> None:
+    def evaluation(number: int, test: float, val: float) -> Evaluation:
+        both = scores([test], val=val)
+        return Evaluation(number, {"served": both, "adapted": both})
+
+    run = Result("ditto", 0, (evaluation(0, 0.1, 0.2), evaluation(10, 0.6, 0.9), evaluation(20, 0.7, 0.5)))
+    chosen, last = rows([run])[0], rows([run], "last")[0]
+    # round 10 is best on validation data, although round 20 is better on test data
+    assert (chosen.rounds, chosen.mean) == ((10,), 0.6)
+    assert (last.rounds, last.mean) == ((20,), 0.7)
+
+
+def test_unseen_clients_stand_in_the_line_of_their_stage() -> None:
+    lines = rows([result("ditto", [0.5], [0.6], unseen=(0.3, 0.4))])
+    assert [one.unseen for one in lines] == [0.3, 0.4]
+    assert cells(comparison([result("ditto", [0.5], [0.6], unseen=(0.3, 0.4))]), "unseen") == ["30.0", "40.0"]
+
+
+def test_without_unseen_clients_there_is_no_such_column() -> None:
+    table = comparison([result("ditto", [0.5], [0.6])])
+    assert "unseen" not in [column.header for column in table.columns]
+
+
+def test_the_best_mean_and_the_best_worst_client_of_a_stage_are_bold() -> None:
+    fair, strong = result("fair", [0.6, 0.6], [0.6, 0.6]), result("strong", [0.5, 0.9], [0.5, 0.9])
+    table = comparison([fair, strong])
+    assert cells(table, "mean ± seeds") == ["60.00", "[bold]70.00[/bold]"] * 2
+    assert cells(table, "worst") == ["[bold]60.0[/bold]", "50.0"] * 2
+
+
+def test_the_smallest_error_is_the_best_one() -> None:
+    low = result("low", [1.0, 2.0], [1.0, 2.0], metric="loss")
+    high = result("high", [3.0, 1.0], [3.0, 1.0], metric="loss")
+    table = comparison([low, high])
+    assert cells(table, "mean ± seeds") == ["[bold]1.500[/bold]", "2.000"] * 2
+    assert cells(table, "worst") == ["[bold]2.000[/bold]", "3.000"] * 2  # the worst client has the largest error
+    assert "MSE" in str(table.title)
+    assert "%" not in str(table.title)
+
+
+def test_clients_without_test_data_are_left_out_and_nothing_known_is_a_dash() -> None:
+    some, none = result("some", [0.4, math.nan, 0.6], [0.5] * 3), result("none", [math.nan], [math.nan])
+    assert rows([some])[0].mean == pytest.approx(0.5)
+    assert cells(comparison([none]), "worst") == ["-", "-"]
+    assert verdict([none]) == "No client has test data, so there is nothing to compare."
+
+
+def test_marks_for_training_before_use_and_for_the_published_stage() -> None:
+    table = comparison([
+        result("fedavgft", [0.5], [0.6], steps=5), result("ditto", [0.5], [0.6], published="adapted"),
+    ])
+    # an adapted model always trains, so only the served line says it
+    assert cells(table, "method") == ["fedavgft ·t", "ditto", "fedavgft", "ditto †"]
+    assert "trains before use" in str(table.caption)
+    assert "its paper printed" in str(table.caption)
+    plain = comparison([result("ditto", [0.5], [0.6])])
+    assert "trains before use" not in str(plain.caption)
+    assert "its paper printed" not in str(plain.caption)
+
+
+def test_brackets_in_a_name_are_not_markup() -> None:
+    assert "plugin[bold]" in printed(comparison([result("plugin[bold]", [0.5], [0.6])]), 100)
+
+
+def test_fits_one_hundred_columns() -> None:
+    runs = [
+        result(name, [0.5, 1.0], [0.6, 1.0], seed=seed, unseen=(0.3, 0.4))
+        for name in ("local", "fedavg", "fedfew:models=5,mu=0.1") for seed in range(3)
+    ]
+    text = printed(comparison(runs), 100)
+    header = next(row for row in text.splitlines() if row.startswith("method"))
+    names = ["method", "stage", "mean ± seeds", "std", "worst", "low10", "Jain", "unseen", "bytes", "time", "round"]
+    assert header.split() == " ".join(names).split()
+    assert "fedavg + fine-tune" in text
+    assert "…" not in text
+
+
+def test_csv_holds_every_line_at_the_chosen_and_the_last_round(tmp_path: Path) -> None:
+    runs = [result("fedfew:models=5,mu=0.1", [0.5, 0.7], [0.6, 0.8]), result("local", [0.5, 0.7], [0.6, 0.8])]
+    path = to_csv(runs, tmp_path / "comparison.csv")
+    with open(path, newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert [(row["method"], row["stage"], row["when"]) for row in found] == [
+        (one.method, one.stage, one.when) for when in ("chosen", "last") for one in rows(runs, when)
+    ]
+    assert float(found[0]["mean"]) == pytest.approx(0.6)
+    assert found[0]["mean_spread"] == ""  # not known with one seed
+    assert found[0]["rounds"] == "20"
+
+
+def seeded(method: str, means: Sequence[float]) -> list[Result]:
+    return [result(method, [mean], [mean], seed) for seed, mean in enumerate(means)]
+
+
+def test_verdict_tells_differences_from_noise() -> None:
+    # each method's seeds differ by 0.02, so its standard error is 0.01 and that of a difference 0.0141; 10 points are
+    # far beyond twice that, 1 point is not
+    runs = [*seeded("local", [0.70, 0.72]), *seeded("fedavg", [0.79, 0.81]), *seeded("ditto", [0.80, 0.82])]
+    said = verdict(runs)
+    assert "For the mean over clients, ditto (served) is best with 81.00 %" in said
+    assert "1.00 points ahead of fedavg + fine-tune (within seed noise)" in said
+    assert "10.00 points ahead of local (more than seed noise)" in said
+    assert "unknown" not in said
+
+
+def test_verdict_with_one_seed_says_that_noise_is_unknown() -> None:
+    said = verdict([result("local", [3.0], [3.5], metric="loss"), result("fedavg", [4.0], [2.0], metric="loss")])
+    assert "fedavg + fine-tune is best with 2.000: 1.000 ahead of local" in said
+    assert "With one seed, the noise between seeds is unknown." in said
+    assert "%" not in said
+
+
+def test_verdict_finds_the_best_for_the_mean_and_for_the_worst_client_apart() -> None:
+    said = verdict([result("strong", [0.5, 0.9], [0.5, 0.8]), result("fair", [0.6, 0.6], [0.6, 0.5])])
+    assert "For the mean over clients, strong (served) is best with 70.00 %" in said
+    assert "For the worst client, fair (served) is best with 60.00 %" in said
+    assert "without fedavg + fine-tune and local to compare with" in said
+
+
+def test_fedavgft_stands_in_for_a_missing_fedavg() -> None:
+    said = verdict([result("fedavgft", [0.6], [0.6]), result("local", [0.7], [0.5])])
+    assert "local (served) is best with 70.00 %: 10.00 points ahead of fedavg + fine-tune" in said
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([], "there is no result"),
+        ([result("ditto", [0.5], [0.6])] * 2, "twice with seed 0"),
+        ([result("a", [0.5], [0.6]), result("b", [0.5], [0.6], metric="loss")], "cannot be compared"),
+    ],
+)
+def test_what_cannot_be_compared(runs: list[Result], message: str) -> None:
+    with pytest.raises(CoterieError, match=message):
+        rows(runs)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (87_960, "88 kB"), (999_600, "1.0 MB"), (2.5e9, "2.5 GB"),
+     (3e12, "3.0 TB")],
+)
+def test_human_bytes(count: float, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.04, "0.0 s"), (12.3, "12 s"), (600, "10 min"), (9000, "2.5 h")])
+def test_human_seconds(seconds: float, text: str) -> None:
+    assert human_seconds(seconds) == text
