@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
 
 from coterie import registry, streams
@@ -16,6 +17,10 @@ from coterie.data import Federation
 from coterie.simulate import Simulation
 
 torch.set_num_threads(1)  # the tensors are tiny, and the tests run in parallel
+
+# The machine is shared, so time says nothing; and a test that fails must fail again.
+settings.register_profile("coterie", deadline=None, derandomize=True)
+settings.load_profile("coterie")
 
 SIZES = (7, 12, 1, 5)  # one client has a single sample; batches of 3 leave 1, 0, 1 and 2 samples over
 FEATURES, CLASSES, WORDS = 4, 3, 11

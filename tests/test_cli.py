@@ -1,0 +1,297 @@
+"""The real command in a real process: what a person types, sees and gets."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coterie import checkpoint
+from coterie.folder import Folder
+
+SMALL = ["--clients", "6", "--unseen", "2", "--model", "mlp:hidden=8", "--partition", "iid", "--set", "device=cpu"]
+
+
+def coterie(*words, cwd, **options):
+    """Run `python -m coterie` and return the finished process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "coterie", *map(str, words)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **options)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    place = tmp_path_factory.mktemp("compared")
+    done = coterie("compare", "fedper", "fedfew", *SMALL, "--rounds", 3, "--seeds", 2, "--out", "out", cwd=place)
+    assert done.returncode == 0, done.stderr
+    return place, done.stdout
+
+
+def test_a_comparison_prints_every_method_and_stage_with_the_baselines(compared):
+    """Local and FedAvg + fine-tune are there without asking; every column the table promises is there."""
+    _, text = compared
+    for name in ("local", "fedavg", "fedavg + fine-tune", "fedper", "fedfew", "served", "adapted"):
+        assert name in text
+    for column in ("mean", "std", "worst", "low", "Jain", "unseen", "bytes", "time"):
+        assert column in text
+
+
+def test_a_comparison_leaves_everything_that_ran(compared):
+    place, _ = compared
+    out = place / "out"
+    for name in ("experiment.json", "comparison.csv", "picture.png", "clients.png"):
+        assert (out / name).stat().st_size > 0, name
+    runs = sorted(p.parent for p in out.glob("*/seed*/config.json"))
+    assert len(runs) == 4 * 2  # local, fedavg, fedper, fedfew; two seeds
+    config = json.loads((runs[0] / "config.json").read_text())
+    assert config["training"]["rounds"] == 3
+    assert config["environment"]["versions"]["torch"]
+    for run in runs:
+        assert json.loads((run / "result.json").read_text())["rounds"] == 3
+        with (run / "clients.csv").open() as file:
+            lines = list(csv.DictReader(file))
+        # evaluations after 0 and 3 rounds, served and adapted for 6 clients and for 2 unseen ones
+        assert len(lines) == 2 * 2 * (6 + 2)
+
+
+def test_the_csv_agrees_with_the_clients_file(compared):
+    """The mean of the last round, recomputed from the per-client records."""
+    place, _ = compared
+    with (place / "out" / "comparison.csv").open() as file:
+        lines = [x for x in csv.DictReader(file) if x["when"] == "last" and x["stage"] == "served"]
+    for line in lines:
+        means = []
+        for run in (place / "out" / line["method"]).iterdir():
+            with (run / "clients.csv").open() as file:
+                found = [x for x in csv.DictReader(file) if x["round"] == "3" and x["stage"] == "served"]
+            means.append(np.mean([float(x["accuracy"]) for x in found]))
+        assert float(line["mean"]) == pytest.approx(np.mean(means))
+
+
+def test_show_prints_the_same_table(compared):
+    place, text = compared
+    shown = coterie("show", "out", cwd=place)
+    assert shown.returncode == 0, shown.stderr
+    row = next(line for line in text.splitlines() if line.strip().startswith("fedfew"))
+    assert row.split()[:4] == next(x for x in shown.stdout.splitlines() if x.strip().startswith("fedfew")).split()[:4]
+
+
+def test_a_toml_file_is_the_whole_experiment(tmp_path):
+    (tmp_path / "e.toml").write_text(
+        'data = "digits"\npartition = "dirichlet:alpha=1.0,minimum=10"\nclients = 5\nmodel = "linear"\n'
+        'methods = ["fedprox:mu=0.5"]\n[training]\nrounds = 2\nlr = 0.2\nbatch = 20\n'
+    )
+    done = coterie("run", "--config", "e.toml", "--set", "lr=0.3", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["method"] == "fedprox:mu=0.5"
+    assert config["training"]["lr"] == 0.3  # the command line wins over the file
+    assert config["training"]["batch"] == 20
+    assert config["federation"]["alpha"] == 1.0  # always recorded
+
+
+def test_methods_lists_and_explains(tmp_path):
+    listed = coterie("methods", cwd=tmp_path).stdout
+    for name in ("local", "fedavg", "fedavgft", "fedprox", "fedper", "ifca", "fedfew"):
+        assert name in listed
+    page = coterie("methods", "fedfew", cwd=tmp_path).stdout
+    assert "models" in page
+    assert "official" in page
+
+
+def test_data_fits_one_screen_and_draws(tmp_path):
+    done = coterie("data", "--clients", 30, "--unseen", 3, "--partition", "iid", "--picture", "p.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) <= 24
+    assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+BAD = {
+    "unknown method": (["run", "fedfwe"], "did you mean 'fedfew'"),
+    "unknown preset": (["run", "fedfew:oficial"], "did you mean 'official'"),
+    "unknown dataset": (["run", "fedavg", "--data", "digit"], "did you mean 'digits'"),
+    "unknown partition": (["run", "fedavg", "--partition", "dirchlet:alpha=1"], "did you mean 'dirichlet'"),
+    "unknown model": (["run", "fedavg", "--model", "mpl"], "did you mean 'mlp'"),
+    "unknown option": (["run", "fedavg", "--set", "rouds=3"], "did you mean 'rounds'"),
+    "unknown method option": (["run", "fedfew:model=3"], "did you mean 'models'"),
+    "option of another method": (["run", "fedfew", "--set", "fedprox.mu=1"], "unknown option 'fedprox.mu'"),
+    "not a number": (["run", "fedavg", "--set", "lr=fast"], "must be a number, not 'fast'"),
+    "negative": (["run", "fedavg", "--set", "rounds=-1"], "rounds must be at least 0"),
+    "zero seeds": (["compare", "fedavg", "--seeds", "0"], "seeds"),
+    "missing alpha": (["run", "fedavg", "--partition", "dirichlet"], "needs a value for alpha"),
+    "more models than clients": (["run", "fedfew:models=9", "--clients", "5", "--partition", "iid"], "there are 5"),
+    "more models, in a comparison": (["compare", "ifca:models=9", "--clients", "5", "--partition", "iid"], "there are 5"),
+    "head not found": (["run", "fedper", "--head", "lastt", "--partition", "iid"], "unknown layer given as head 'lastt'"),
+    "no such part": (["run", "fedper:personal=haed", "--partition", "iid"], "did you mean 'head'"),
+    "missing file": (["run", "fedavg", "--data", "no.npz"], "no.npz"),
+    "missing config": (["run", "--config", "no.toml"], "no.toml"),
+    "missing method file": (["run", "no.py:Mine"], "no.py"),
+    "not a run": (["show", "nowhere"], "not a run folder"),
+    "resume nothing": (["resume", "nowhere"], "not a run folder"),
+    "two methods": (["run"], "run trains one method"),
+    "no device": (["run", "fedavg", "--set", "device=tpu9000"], "device"),
+    "impossible partition": (["run", "fedavg", "--clients", "3000", "--partition", "dirichlet:alpha=1"], "client"),
+}
+
+
+def bad_npz(place: Path) -> dict[str, tuple[list[str], str]]:
+    """Data files with one fault each."""
+    rng = np.random.default_rng(0)
+    x, y, client = rng.standard_normal((40, 3)).astype(np.float32), rng.integers(0, 2, 40), np.repeat(np.arange(4), 10)
+    holed = x.copy()
+    holed[13, 1] = np.nan
+    below = y.copy()
+    below[25] = -3
+    np.savez(place / "nan.npz", x=holed, y=y, client=client)
+    np.savez(place / "label.npz", x=x, y=below, client=client)
+    np.savez(place / "short.npz", x=x, y=y[:-1], client=client)
+    np.savez(place / "empty.npz", x=x[:0], y=y[:0], client=client[:0])
+    (place / "text.npz").write_text("this is no archive")
+    (place / "broken.toml").write_text("rounds = = 3")
+    (place / "unknown.toml").write_text("cleints = 3")
+    return {
+        "NaN in data": (["run", "fedavg", "--data", "nan.npz", "--model", "linear"], "client 1"),
+        "label out of range": (["run", "fedavg", "--data", "label.npz", "--model", "linear"], "client 2"),
+        "x and y differ": (["run", "fedavg", "--data", "short.npz", "--model", "linear"], "39"),
+        "no samples": (["run", "fedavg", "--data", "empty.npz", "--model", "linear"], "no"),
+        "not an archive": (["run", "fedavg", "--data", "text.npz"], "text.npz"),
+        "broken toml": (["run", "fedavg", "--config", "broken.toml"], "broken.toml is not valid TOML"),
+        "unknown setting": (["run", "fedavg", "--config", "unknown.toml"], "did you mean 'clients'"),
+    }
+
+
+def in_process(words, monkeypatch, capsys):
+    """The command's entry point without a new interpreter: starting PyTorch for every bad word would take minutes."""
+    from coterie import cli
+
+    monkeypatch.setattr(sys, "argv", ["coterie", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return stopped.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words, sentence = BAD[name]
+    code, said = in_process(words, monkeypatch, capsys)
+    assert code == 2, said
+    assert sentence in said
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists(), "bad input must not leave a run folder behind"
+
+
+def test_bad_files_are_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, (words, sentence) in bad_npz(tmp_path).items():
+        code, said = in_process(words, monkeypatch, capsys)
+        assert code == 2, (name, said)
+        assert sentence in said, (name, said)
+        assert len(said.strip().splitlines()) == 1, (name, said)
+
+
+def test_the_exit_code_is_that_of_the_process(tmp_path):
+    done = coterie("run", "fedfwe", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "coterie: unknown method 'fedfwe'; did you mean 'fedfew'?"
+
+
+def test_a_misspelt_flag_is_refused_too(tmp_path):
+    done = coterie("run", "fedavg", "--rouds", 3, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--rounds" in done.stderr
+
+
+def test_a_run_folder_is_never_overwritten(tmp_path):
+    words = ["run", "fedavg", *SMALL, "--rounds", 1, "--out", "out"]
+    assert coterie(*words, cwd=tmp_path).returncode == 0
+    again = coterie(*words, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "already holds a run" in again.stderr
+
+
+def test_damaged_checkpoints_are_named(tmp_path, monkeypatch, capsys):
+    """Truncated at any of several places, or of another model: a sentence, and the file is left as it was."""
+    assert coterie("run", "fedavg", *SMALL, "--rounds", 2, "--out", "out", cwd=tmp_path).returncode == 0
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "out" / "checkpoint.safetensors"
+    (tmp_path / "out" / "result.json").unlink()
+    whole = place.read_bytes()
+    for length in (0, 5, 100, len(whole) // 2, len(whole) - 1):
+        place.write_bytes(whole[:length])
+        code, said = in_process(["resume", "out"], monkeypatch, capsys)
+        assert code == 2
+        assert "damaged" in said
+        assert len(said.strip().splitlines()) == 1
+    place.write_bytes(whole)
+    saved = json.loads((tmp_path / "out" / "experiment.json").read_text())
+    saved["experiment"]["model"] = "mlp:hidden=9"
+    (tmp_path / "out" / "experiment.json").write_text(json.dumps(saved))
+    code, said = in_process(["resume", "out"], monkeypatch, capsys)
+    assert code == 2
+    assert "another model" in said
+
+
+def start(place, *words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "coterie", *map(str, words)], cwd=place, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
+
+
+def wait_for_rounds(path, count, process):
+    for _ in range(600):
+        if path.exists() and path.read_text().count('"kind": "round"') >= count:
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    raise AssertionError(f"{path} never reached {count} rounds")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_run_is_shown_and_resumed_to_the_same_rows(tmp_path, how):
+    """ctrl-C and kill -9 of the real command, then show and resume: the rows of an undisturbed run, bit for bit."""
+    words = ["run", "fedfew", *SMALL, "--rounds", 80, "--set", "checkpoint_every=3"]
+    assert coterie(*words, "--out", "whole", cwd=tmp_path).returncode == 0
+    running = start(tmp_path, *words, "--out", "cut")
+    wait_for_rounds(tmp_path / "cut" / "metrics.jsonl", 12, running)
+    running.send_signal(how)
+    _, said = running.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert running.returncode == 130
+        assert "resume" in said
+    assert not Folder(tmp_path / "cut").finished
+    shown = coterie("show", "cut", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "unfinished" in shown.stdout
+    resumed = coterie("resume", "cut", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    digests = [json.loads((tmp_path / name / "result.json").read_text())["rows_sha256"] for name in ("whole", "cut")]
+    assert digests[0] == digests[1]
+    tensors, meta = checkpoint.load(tmp_path / "cut" / "checkpoint.safetensors")
+    assert checkpoint.digest(tensors) == digests[0]
+    assert meta["round"] == 80
+    lines = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(x)["round"] for x in lines if '"kind": "round"' in x] == list(range(80))  # each once
+
+
+def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
+    words = ["compare", "fedper", *SMALL, "--rounds", 40]
+    assert coterie(*words, "--out", "whole", cwd=tmp_path).returncode == 0
+    running = start(tmp_path, *words, "--out", "cut")
+    wait_for_rounds(tmp_path / "cut" / "fedavg" / "seed0" / "metrics.jsonl", 5, running)
+    running.kill()
+    running.communicate()
+    resumed = coterie("resume", "cut", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    for name in ("local", "fedavg", "fedper"):
+        results = [json.loads((tmp_path / x / name / "seed0" / "result.json").read_text()) for x in ("whole", "cut")]
+        assert results[0]["rows_sha256"] == results[1]["rows_sha256"]
