@@ -170,6 +170,7 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
     factory = experiment.factory(federation)
     training = {f.name: getattr(experiment.training, f.name) for f in fields(experiment.training)}
     if not resume:
+        runs.check(chosen, factory, federation, head=experiment.head, **training)
         _write_experiment(folder, experiment, single)
     count = 1 if single else len(runs.with_baselines(chosen)) * experiment.seeds
     with Live(count) as live:

@@ -195,7 +195,7 @@ class Cohort:
     ) -> Tensor:
         """Local SGD from `rows [C, (K,) D]`: E epochs (or `steps`) on the trainable tensors of `part`.
 
-        The K models of a client see the same batches; `distinct` gives each its own order.
+        The K models of a client see the same batches (`distinct` gives each its own order) and the same `given`.
         """
         return self.train_watched(
             rows, given, epochs=epochs, steps=steps, lr=lr, part=part, correct=correct, objective=objective,

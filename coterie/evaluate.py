@@ -64,15 +64,16 @@ def summary(values: Array, samples: np.ndarray[Any, Any], higher_is_better: bool
     ordered = np.sort(x) if higher_is_better else np.sort(x)[::-1]
     tenth = max(1, len(x) // 10)
     squares = float((x**2).sum())
-    return Summary(
-        mean=float(x.mean()),
-        pooled=float((x * n).sum() / max(n.sum(), 1)),
-        std=float(x.std()),
-        worst=float(ordered[0]),
-        lowest=float(ordered[:tenth].mean()),
-        best=float(ordered[-1]),
-        jain=float(x.sum() ** 2 / (len(x) * squares)) if squares > 0 else 1.0,
-    )
+    with np.errstate(invalid="ignore"):  # a diverged client has an infinite loss; its spread is then not a number
+        return Summary(
+            mean=float(x.mean()),
+            pooled=float((x * n).sum() / max(n.sum(), 1)),
+            std=float(x.std()),
+            worst=float(ordered[0]),
+            lowest=float(ordered[:tenth].mean()),
+            best=float(ordered[-1]),
+            jain=float(np.divide(x.sum() ** 2, len(x) * squares)) if squares > 0 else 1.0,
+        )
 
 
 def summarise(scores: Scores) -> Summary:

@@ -120,40 +120,41 @@ class Method:
         """Numbers worth recording each round (before `merge`), e.g. an objective or a cluster's size."""
         return {}
 
-    def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+    def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout, server_lr: float = 1.0) -> Tensor:
         """`[m, d], [m] -> [d]`, or `[m, K, d], [m, K] -> [K, d]`: the update the server applies, model by model.
 
-        The weights' sum is the mass: the result is mass * aggregator(updates, weights / mass). Clients of weight 0
-        are absent; mass 0 gives 0. Buffers are not directions: running statistics take the weighted mean and
-        counters the maximum.
+        The weights' sum is the mass: the result is server_lr * mass * aggregator(updates, weights / mass). Clients
+        of weight 0 are absent; mass 0 gives 0. Buffers are not directions: whatever the mass and the learning rate,
+        running statistics take the weighted mean and counters the maximum.
         """
         if updates.ndim == 3:
-            return torch.stack([self.aggregate(updates[:, k], weights[:, k], layout) for k in range(updates.shape[1])])
-        return aggregate(self.aggregator, updates, weights, layout)
+            each = range(updates.shape[1])
+            return torch.stack([self.aggregate(updates[:, k], weights[:, k], layout, server_lr) for k in each])
+        return aggregate(self.aggregator, updates, weights, layout, server_lr)
 
 
-def aggregate(aggregator: Aggregator, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+def aggregate(
+    aggregator: Aggregator, updates: Tensor, weights: Tensor, layout: Layout, server_lr: float = 1.0
+) -> Tensor:
     """One model's update from `updates [m, d]` and `weights [m]`, see `Method.aggregate`."""
-    mass = weights.sum()
+    mass, kept = weights.sum(), weights > 0
     parts = (weights / torch.where(mass > 0, mass, 1)).to(updates.dtype)
+    updates = torch.where(kept[:, None], updates, 0)  # 0 times a diverged client's NaN would not be 0
+    scale = (server_lr * mass).to(updates.dtype)
     if isinstance(aggregator, Mean):  # the mean needs no filtering, and so no answer from the device
-        out = mass.to(updates.dtype) * (parts @ updates)
-        present = updates
+        out = scale * (parts @ updates)
+    elif not kept.any():
+        return torch.zeros_like(updates[0])
     else:
-        kept = weights > 0
-        present, some = updates[kept], parts[kept]
-        if not len(present):
-            return torch.zeros_like(updates[0])
-        real = layout.only("parameters")
-        out = torch.zeros_like(updates[0])
-        directions = layout.cut(present, "parameters")
-        out = layout.put(out, "parameters", mass.to(updates.dtype) * aggregator.aggregate(directions, some, real))
+        directions = layout.cut(updates[kept], "parameters")
+        move = aggregator.aggregate(directions, parts[kept], layout.only("parameters"))
+        out = layout.put(torch.zeros_like(updates[0]), "parameters", scale * move)
     for entry in layout.entries:
         columns = slice(entry.start, entry.stop)
         if entry.kind == "statistic":
             out[columns] = parts @ updates[:, columns]
         elif entry.kind == "counter":
-            out[columns] = (updates[:, columns] * (weights > 0)[:, None]).amax(0)
+            out[columns] = updates[:, columns].amax(0)
     return out
 
 

@@ -54,7 +54,7 @@ def method(spec: str, **values: Any) -> Method:
     `fedfew`, `fedfew:official`, `fedfew:models=5,mu=0.1`, `fedavg+mean`, or `mine.py:MyMethod` for a class in a file.
     Further values override options.
     """
-    text, _, plugged = spec.partition("+")
+    text, plugged = _unplug(spec)
     file = re.match(r"^(.+\.py):(\w+)(?::(.*))?$", text)
     if file:
         cls, rest = _from_file(Path(file[1]), file[2]), file[3] or ""
@@ -72,6 +72,16 @@ def method(spec: str, **values: Any) -> Method:
             raise CoterieError(f"{cls.name} averages nothing, so '+{name}' has no effect on it.")
         chosen = replace(chosen, aggregator=_value(aggregators()[name], rest, name, (), {}))
     return chosen
+
+
+def _unplug(spec: str) -> tuple[str, str]:
+    """`fedrep+confree:c=0.3` -> method and aggregator; a plus inside an option's value belongs to the value."""
+    text, plus, plugged = spec.rpartition("+")
+    if not plus:
+        return spec, ""
+    last = text.replace(":", ",").rpartition(",")[2]
+    inside_value = "=" in last and plugged.partition(":")[0] not in aggregators()
+    return (spec, "") if inside_value else (text, plugged)
 
 
 def spelling(chosen: Method) -> str:

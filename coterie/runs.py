@@ -79,8 +79,7 @@ def compare(
     chosen = with_baselines([registry.method(m) if isinstance(m, str) else m for m in methods])
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     results = []
-    for one in chosen:
-        one.check(federation.population, Simulation.layout_of(one, model, head))
+    check(chosen, model, federation, head=head, loss=loss, **training)
     for one in chosen:
         for seed in numbers:
             inner = Path(folder) / _slug(registry.spelling(one)) / f"seed{seed}" if folder is not None else None
@@ -95,6 +94,16 @@ def compare(
             )
             results.append(result if folder is None else replace(result, simulation=None))
     return results
+
+
+def check(
+    methods: Sequence[Method], model: ModelLike, federation: Federation, *, head: str | None = None,
+    loss: PerSample | None = None, **training: Any,
+) -> None:
+    """Raise before anything is trained or written if one of the methods cannot run; the first is built whole."""
+    Simulation(methods[0], model, federation, build(Training, training, "training"), head, loss)
+    for one in methods[1:]:
+        one.check(federation.population, Simulation.layout_of(one, model, head))
 
 
 def with_baselines(methods: Sequence[Method]) -> list[Method]:

@@ -90,8 +90,8 @@ class Simulation:
         whole = any(t.shape[-1:] == (self.layout.size,) for t in self._payload(self.server, ids[:1]).tensors().values())
         if self.training.buffers == "local" and self.layout.within("buffers") and not whole and self.server.tensors():
             raise CoterieError(
-                f"buffers=local needs a method that exchanges whole models; {self.method.name} exchanges a part of it, "
-                "so name the buffers among what stays with the client (for example personal=head+buffers)."
+                f"buffers=local needs a method that exchanges whole models; {self.method.name} exchanges a part of it: "
+                "leave buffers=average and name the buffers among what stays with the client (personal=head+buffers)."
             )
 
     def round(self) -> Round:

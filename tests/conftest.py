@@ -123,6 +123,22 @@ def after(rounds, *args, **options):
     return state(sim)
 
 
+def seen_clients(sim):
+    """The ids of the clients whose `local` ran in each round, caught on their way in."""
+    caught = []
+    original = type(sim.method).local
+
+    class Spy(type(sim.method)):
+        name = "spy"
+
+        def local(self, cohort, payload, mine):
+            caught.append(cohort.ids.tolist())
+            return original(self, cohort, payload, mine)
+
+    object.__setattr__(sim.method, "__class__", Spy)
+    return caught
+
+
 def close(a, b, tolerance=1e-12):
     assert a.keys() == b.keys()
     for name in a:

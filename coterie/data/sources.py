@@ -63,6 +63,8 @@ def npz(path: str | Path) -> Source:
             raise CoterieError(f"'{path}' has x of shape {list(x.shape)} but {key} of shape {list(array.shape)}")
     if client is not None and client.ndim != 1:
         raise CoterieError(f"'{path}' has client ids of shape {list(client.shape)}; expected one id per sample")
+    if len(x) == 0:
+        raise CoterieError(f"'{path}' holds no samples")
     features = _images(x) if x.dtype == np.uint8 else _numbers(x, "x")
     return Source(features, _numbers(y, "y"), client, Path(path).stem)
 

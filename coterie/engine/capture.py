@@ -93,10 +93,10 @@ class Steps:
     needs nothing from the host. A bucket may be larger than the prefix: `step` must leave finished slots untouched.
     """
 
-    def __init__(self, step: Callable[[int], None], slots: int, counter: Tensor) -> None:
+    def __init__(self, step: Callable[[int], None], slots: int, counter: Tensor, captured: bool) -> None:
         self.step = step
         self.counter = counter
-        self.captured = counter.is_cuda
+        self.captured = captured
         self.sizes = sorted({max(1, -(-slots * b // BUCKETS)) for b in range(1, BUCKETS + 1)})
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -105,7 +105,7 @@ class Steps:
 
     def prepare(self, prefixes: list[int], pool: Pool | None) -> None:
         """Capture what these prefixes need. Call it before loading the static tensors: warming up runs the step."""
-        if pool is None:
+        if pool is None or not self.captured:
             return
         for size in sorted({self.bucket(p) for p in prefixes if p} - set(self.graphs), reverse=True):
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -68,6 +68,11 @@ class Stacked:
         self._plans: dict[Hashable, Plan] = {}
         self._pool = Pool() if device.type == "cuda" else None
 
+    @property
+    def captures(self) -> bool:
+        """Whether steps become CUDA graphs; a module that cannot be stacked may ask the host, which a graph cannot."""
+        return self.device.type == "cuda" and self.net.stacked
+
     def sizes(self, ids: IntArray, split: Split) -> IntArray:
         first = ("train", "val", "test").index(split)
         found: IntArray = self.bounds[ids, first + 1] - self.bounds[ids, first]
@@ -206,7 +211,7 @@ class Stacked:
         found = self._programs.get(key)
         if found is None or slots > found.slots or steps > found.steps:
             found = build()
-            if self.device.type == "cuda":
+            if self.captures:
                 found.slots, found.steps = slots, max(steps, self._longest(plan.batch, steps))
             self._programs[key] = found
         return found
@@ -300,7 +305,7 @@ class _Program:
         self, state: Tensors, given: Tensors, plan: Plan, order: Tensor, prefixes: list[int]
     ) -> None:
         """Static tensors: kept from call to call where graphs are captured, made anew elsewhere."""
-        device, captured = self.engine.device, self.engine.device.type == "cuda"
+        device, captured = self.engine.device, self.engine.captures
         if self.runner is None or not captured:
             slots = self.slots if captured else len(order)
             steps = self.steps if captured else len(plan.index)
@@ -311,7 +316,7 @@ class _Program:
             self.before = torch.zeros(slots, dtype=torch.int64, device=device)
             self.lr = torch.zeros((), dtype=self.engine.dtype, device=device)
             self.losses = torch.zeros(steps, slots, dtype=self.engine.dtype, device=device)
-            self.runner = Steps(self.step, slots, self.counter)
+            self.runner = Steps(self.step, slots, self.counter, captured)
         self.index.fill_(0)
         self.runner.prepare(prefixes, self.engine._pool)
         if captured and self.index.shape[1] > len(order):

@@ -29,7 +29,7 @@ class FedAvg(Method):
         return Upload(update=cohort.train(payload.row) - payload.row), mine
 
     def merge(self, server: Model, up: Uploads) -> Record:
-        return Model(server.row + self.server_lr * self.aggregate(up.update, up.share, up.layout))
+        return Model(server.row + self.aggregate(up.update, up.share, up.layout, self.server_lr))
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
         return payload.row

@@ -24,7 +24,7 @@ def stch_set_weights(losses: Tensor, mu: float) -> tuple[Tensor, Tensor, Tensor]
     a = -losses.double() / mu
     s = torch.logsumexp(a, 1)
     z = torch.logsumexp(-s, 0)
-    return torch.exp(-s - z), torch.exp(a - s[:, None]), mu * z
+    return torch.softmax(-s, 0), torch.softmax(a, 1), mu * z
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class FedFew(Method):
         weights, _ = self.weights(up)
         if self.normalise:
             weights = weights / weights.sum(0).clamp(min=1e-300)
-        return Models(server.rows + self.server_lr * self.aggregate(up.update, weights, up.layout))
+        return Models(server.rows + self.aggregate(up.update, weights, up.layout, self.server_lr))
 
     def deploy(self, cohort: Cohort, payload: Models, mine: Record) -> Tensor:
         return pick(payload.rows, cohort.loss(payload.rows, split="val").argmin(-1))

@@ -113,7 +113,7 @@ def test_steps_run_in_order_on_the_host():
         calls.append((int(counter), prefix))
         counter.add_(1)
 
-    steps = Steps(step, 5, counter)
+    steps = Steps(step, 5, counter, captured=False)
     steps.prepare([5, 3, 1], None)
     steps.run([5, 3, 1])
     assert calls == [(0, 5), (1, 3), (2, 1)]

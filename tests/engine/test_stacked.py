@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie import registry
-from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.records import Model, Record
 
@@ -256,42 +255,6 @@ def test_zero_epochs_but_steps_train(tiny):
 
 
 # -- (b) however clients are grouped ----------------------------------------------------------------------------------
-
-
-def permuted(tiny, order, **options):
-    """The same clients under the same names in another order."""
-    data = tiny.federation(**options)
-    splits = {split: [data.client(i, split) for i in order] for split in ("train", "test", "val")}
-    names = [data.names[i] for i in order]
-    return Federation.from_splits(splits["train"], splits["test"], splits["val"], classes=data.classes, names=names)
-
-
-WAYS = {
-    "dropout": [{"engine": "loop"}, {"wave": 1}, {"wave": 2}, {"wave": 3}],
-    "bn": [{"engine": "loop"}, {"wave": 1}, {"wave": 3}],
-}
-
-
-@pytest.mark.parametrize("model", ["dropout", "bn"])
-@pytest.mark.parametrize("method", METHODS)
-def test_results_do_not_depend_on_the_grouping(tiny, method, model):
-    """Five rounds stacked equal the loop engine, waves of 1, 2 and 3, and relabelled clients."""
-    reference = tiny.after(5, method, model)
-    for options in WAYS[model]:
-        tiny.close(tiny.after(5, method, model, **options), reference, 1e-12)
-    order = [2, 0, 3, 1]
-    moved = tiny.after(5, method, model, data=permuted(tiny, order))
-    for name, t in reference.items():
-        per_client = name.startswith(("own.", "buffers"))
-        torch.testing.assert_close(moved[name], t[order] if per_client else t, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_results_do_not_depend_on_the_grouping_in_float32(tiny, method):
-    data = tiny.federation(dtype=torch.float32)
-    reference = tiny.after(5, method, "dropout", data=data, precision="float32")
-    for options in ({"engine": "loop"}, {"wave": 2}):
-        tiny.close(tiny.after(5, method, "dropout", data=data, precision="float32", **options), reference, 1e-5)
 
 
 # -- (c) what cannot be stacked ---------------------------------------------------------------------------------------
