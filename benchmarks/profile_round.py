@@ -31,7 +31,7 @@ def counts(simulation: Simulation) -> dict[str, int]:
         simulation.round()
     names = [event.name for event in watched.events()]
     return {
-        "steps": int(simulation.engine.steps(simulation.federation.seen, simulation._cohort(simulation.federation.seen)
+        "steps": int(simulation.engine.steps(simulation.federation.seen, simulation.cohort(simulation.federation.seen)
                                              ._amount(None, None, "train")).max()),
         "waits": sum(name in WAITS for name in names),
         "to host": sum(name.startswith(TO_HOST) for name in names),

@@ -33,7 +33,9 @@ class Init:
     def __init__(
         self, model: nn.Module | Callable[[], nn.Module], wrap: Callable[[nn.Module], nn.Module], seed: int,
         head: str | None = None, dtype: torch.dtype = torch.float32, device: torch.device | None = None,
+        population: int = 1,
     ) -> None:
+        self.population = population
         self._model, self._wrap, self._head, self.seed = model, wrap, head, seed
         self._dtype, self._device = dtype, device or torch.device("cpu")
         self.module = self._draw(0)
@@ -191,21 +193,22 @@ class Cohort:
     def train(
         self, rows: Tensor, given: GivenLike = None, *, epochs: int | None = None, steps: int | None = None,
         lr: float | None = None, part: str = "all", correct: Correct | None = None,
-        objective: Objective | None = None, distinct: bool = False, purpose: str = "train",
+        objective: Objective | None = None, clip: float | None = None, distinct: bool = False, purpose: str = "train",
     ) -> Tensor:
         """Local SGD from `rows [C, (K,) D]`: E epochs (or `steps`) on the trainable tensors of `part`.
 
         The K models of a client see the same batches (`distinct` gives each its own order) and the same `given`.
+        `clip` bounds the norm of each step's (corrected) gradient.
         """
         return self.train_watched(
             rows, given, epochs=epochs, steps=steps, lr=lr, part=part, correct=correct, objective=objective,
-            distinct=distinct, purpose=purpose,
+            clip=clip, distinct=distinct, purpose=purpose,
         )[0]
 
     def train_watched(
         self, rows: Tensor, given: GivenLike = None, *, epochs: int | None = None, steps: int | None = None,
         lr: float | None = None, part: str = "all", correct: Correct | None = None,
-        objective: Objective | None = None, distinct: bool = False, purpose: str = "train",
+        objective: Objective | None = None, clip: float | None = None, distinct: bool = False, purpose: str = "train",
     ) -> tuple[Tensor, Tensor]:
         """`train`, and the running loss of the last epoch `[C, (K)]`: each batch before its step, in training mode."""
         work = self._amount(epochs, steps, purpose, distinct=distinct)
@@ -214,7 +217,7 @@ class Cohort:
             return rows.clone(), self.loss(rows)
         self.spent = self.spent + self._engine.steps(self._ids, work)
         chosen = self._local.lr if lr is None else lr
-        new, loss = self._engine.train(self._ids, rows, _tensors(given), work, chosen, part, correct, objective)
+        new, loss = self._engine.train(self._ids, rows, _tensors(given), work, chosen, part, correct, objective, clip)
         if self._frozen_buffers:
             new = self.layout.put(new, "buffers", self.layout.cut(rows, "buffers"))
         if purpose == "train":

@@ -28,6 +28,7 @@ class Entry:
     kind: Kind
     part: str
     trainable: bool
+    batchnorm: bool = False  # belongs to a batch normalisation layer
 
     @property
     def stop(self) -> int:
@@ -56,9 +57,9 @@ class Layout:
     usual parts are contiguous and `cut` is a view. Tied tensors appear once. Buffers are columns too: `statistic`
     for floating point ones, `counter` for integers (exact in float32 up to 2^24).
 
-    A part is named by: `all`, `none`, `parameters`, `buffers`, `base`, `head`, a part the module declares in its
-    attribute `parts` (part name -> module name), or the name of any module or tensor. `x+y` is both and `~x` is
-    everything but x, all of it: `~x+y` is neither x nor y.
+    A part is named by: `all`, `none`, `parameters`, `buffers`, `batchnorm` (all tensors of such layers), `base`,
+    `head`, a part the module declares in its attribute `parts` (part name -> module name), or the name of any module
+    or tensor. `x+y` is both and `~x` everything but x, where x may itself be a sum: `~x+y` is all but x and y.
     """
 
     entries: tuple[Entry, ...]
@@ -91,7 +92,11 @@ class Layout:
             if is_parameter and not tensor.is_floating_point():
                 raise CoterieError(f"parameter '{name}' is {tensor.dtype}; parameters must be floating point.")
             kind: Kind = "parameter" if is_parameter else "statistic" if tensor.is_floating_point() else "counter"
-            entry = Entry(name, tuple(tensor.shape), start, kind, part_of(name), is_parameter and tensor.requires_grad)
+            owner = modules[name.rpartition(".")[0]]
+            entry = Entry(
+                name, tuple(tensor.shape), start, kind, part_of(name), is_parameter and tensor.requires_grad,
+                isinstance(owner, nn.modules.batchnorm._BatchNorm),
+            )
             entries.append(entry)
             start = entry.stop
         if not any(entry.trainable for entry in entries):
@@ -129,6 +134,8 @@ class Layout:
             return self.entries
         if part == "parameters":
             return tuple(entry for entry in self.entries if entry.kind == "parameter")
+        if part == "batchnorm":
+            return tuple(entry for entry in self.entries if entry.batchnorm)
         if part == "buffers":
             return tuple(entry for entry in self.entries if entry.kind != "parameter")
         found = tuple(entry for entry in self.entries if entry.part == part)

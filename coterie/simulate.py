@@ -51,7 +51,9 @@ class Simulation:
         self.device = _device(training.device)
         self.dtype = torch.float64 if training.precision == "float64" else torch.float32
         _set_precision(training.precision)
-        self.init = Init(model, method.wrap, training.seed, head, self.dtype, self.device)
+        self.init = Init(
+            model, method.wrap, training.seed, head, self.dtype, self.device, self.federation.population
+        )
         self.layout = self.init.layout
         task = Task.of(federation.classes, loss)
         net = Net(self.init.module, self.layout, task, bf16=training.precision == "bf16")
@@ -85,7 +87,7 @@ class Simulation:
         self.buffers: Tensor | None = None  # [M, (K,) B], the clients' own, with buffers=local
         ids = np.arange(self.population)
         self.server = self._admitted(self.server, ids)
-        joined = [self.method.join(self._cohort(wave), self._payload(self.server, wave)) for wave in self._waves(ids)]
+        joined = [self.method.join(self.cohort(wave), self._payload(self.server, wave)) for wave in self._waves(ids)]
         self.own = type(joined[0]).of(records.concatenate([one.tensors() for one in joined])).map(torch.clone)
         whole = any(t.shape[-1:] == (self.layout.size,) for t in self._payload(self.server, ids[:1]).tensors().values())
         if self.training.buffers == "local" and self.layout.within("buffers") and not whole and self.server.tensors():
@@ -107,7 +109,7 @@ class Simulation:
             uploads, states, left = [], [], []
             for wave in self._waves(answering):
                 place = np.searchsorted(answering, wave)
-                cohort = self._cohort(wave, None if work is None else work[place])
+                cohort = self.cohort(wave, None if work is None else work[place])
                 payload = self._payload(self.server, wave)
                 sent, state = self.method.local(cohort, payload, self._own(wave))
                 down, up = self._traffic(payload.tensors(), "down"), self._traffic(sent.tensors(), "up")
@@ -164,7 +166,8 @@ class Simulation:
         size = self.training.wave or max(len(ids), 1)
         return (ids[first : first + size] for first in range(0, len(ids), size))
 
-    def _cohort(self, ids: IntArray, work: np.ndarray[Any, np.dtype[np.float64]] | None = None) -> Cohort:
+    def cohort(self, ids: IntArray, work: np.ndarray[Any, np.dtype[np.float64]] | None = None) -> Cohort:
+        """These clients as a cohort of the current round."""
         t, training = self.rounds_done, self.training
         local = Local(training.batch, training.epochs, training.steps, training.lr_at(t))
         return Cohort(
@@ -192,7 +195,7 @@ class Simulation:
     def _admitted(self, server: Record, ids: IntArray) -> Record:
         hello = self.method.hello(server)
         told = [
-            self.method.introduce(self._cohort(wave), records.spread(hello, len(wave))) for wave in self._waves(ids)
+            self.method.introduce(self.cohort(wave), records.spread(hello, len(wave))) for wave in self._waves(ids)
         ]
         introductions = type(told[0]).of(records.concatenate([one.tensors() for one in told]))
         return self.method.admit(server, torch.from_numpy(ids).to(self.device), introductions)
@@ -245,7 +248,7 @@ class Simulation:
     def _deployed(
         self, ids: IntArray, server: Record, own: Callable[[IntArray], Record] | None, adapted: bool
     ) -> tuple[Tensor, Cohort]:
-        cohort = self._cohort(ids)
+        cohort = self.cohort(ids)
         payload = self._payload(server, ids)
         mine = own(ids) if own is not None else self.method.join(cohort, payload)
         row = self.method.deploy(cohort, payload, mine)

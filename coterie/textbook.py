@@ -90,7 +90,7 @@ def interpolation() -> list[Mix]:
     shared, local = (torch.stack([run.row(int(i)) for i in clients])[:, None] for run in (found.together, found.alone))
     weights = torch.tensor(WEIGHTS, dtype=shared.dtype, device=shared.device)[:, None]
     mixed = weights * local + (1 - weights) * shared  # [clients, weights, D]
-    errors = found.together._cohort(clients).measure(mixed, "test")["loss"].tolist()
+    errors = found.together.cohort(clients).measure(mixed, "test")["loss"].tolist()
     return [
         Mix(str(client), tuple(row), WEIGHTS[int(np.argmin(row))], min(row)) for client, row in enumerate(errors)
     ]

@@ -100,7 +100,7 @@ def simulation(method="fedavg", model="mlp", data=None, head=None, loss=None, ch
 
 
 def cohort(sim, ids=None, work=None):
-    return sim._cohort(np.arange(sim.population) if ids is None else np.asarray(ids), work)
+    return sim.cohort(np.arange(sim.population) if ids is None else np.asarray(ids), work)
 
 
 def rows(sim, models=None, seed=1):

@@ -136,6 +136,9 @@ BAD = {
     "resume nothing": (["resume", "nowhere"], "not a run folder"),
     "two methods": (["run"], "run trains one method"),
     "no device": (["run", "fedavg", "--set", "device=tpu9000"], "device"),
+    "a client without data": (
+        ["run", "fedavg", "--clients", "60", "--partition", "dirichlet:alpha=0.01,minimum=0"], "has no samples"
+    ),
     "impossible partition": (["run", "fedavg", "--clients", "3000", "--partition", "dirichlet:alpha=1"], "client"),
 }
 

@@ -94,14 +94,14 @@ class Stacked:
 
     def train(
         self, ids: IntArray, rows: Tensor, given: Tensors, work: Work, lr: float, part: str = "all",
-        correct: Correct | None = None, objective: Objective | None = None,
+        correct: Correct | None = None, objective: Objective | None = None, clip: float | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Local SGD from `rows [C, (K,) D]`; returns trained rows and the mean loss of the last pass `[C, (K)]`."""
         copies = rows.shape[1] if rows.ndim == 3 else 1
         trained = [entry for entry in self.layout.within(part) if entry.trainable]
         plan, keys = self._batches(ids, copies, work)
-        key = ("train", identity(objective), identity(correct), part, copies, plan.batch, _signature(given))
-        program = self._program(key, lambda: _Sgd(self, trained, objective or default_objective, correct), plan)
+        key = ("train", identity(objective), identity(correct), clip, part, copies, plan.batch, _signature(given))
+        program = self._program(key, lambda: _Sgd(self, trained, objective or default_objective, correct, clip), plan)
         slots = rows.reshape(len(ids) * copies, -1)
         (out,), losses = program.run({"row": slots}, _repeat(given, copies), plan, keys, lr)
         return out.view(rows.shape), losses.view(rows.shape[:-1])
@@ -375,11 +375,15 @@ class _Program:
 class _Sgd(_Program):
     """`row <- row - lr * correct(gradient of the objective)`, in place on the views of the trained tensors."""
 
-    def __init__(self, engine: Stacked, trained: list[Entry], objective: Objective, correct: Correct | None) -> None:
+    def __init__(
+        self, engine: Stacked, trained: list[Entry], objective: Objective, correct: Correct | None,
+        clip: float | None = None,
+    ) -> None:
         super().__init__(engine)
         self.trained = trained
         self.objective = objective
         self.correct = correct
+        self.clip = clip
 
     def _advance(self, where: slice, index: Tensor, short: Short) -> None:
         engine, net = self.engine, self.engine.net
@@ -403,8 +407,11 @@ class _Sgd(_Program):
         loss = found.pop("")
         self.losses[:, where].index_copy_(0, place, loss.detach()[None].to(self.losses.dtype))
         lr = self.lr if moving is None else self.lr * moving.to(self.lr.dtype)
-        for entry in self.trained:
-            gradient = self._corrected(entry, found[entry.name], trainable[entry.name], given)
+        gradients = [self._corrected(e, found[e.name], trainable[e.name], given) for e in self.trained]
+        if self.clip is not None:
+            squares = torch.stack([g.flatten(1).square().sum(1) if g.ndim > 1 else g.square() for g in gradients])
+            lr = lr * (self.clip / squares.sum(0).sqrt().clamp(min=1e-12)).clamp(max=1)  # [slots]
+        for entry, gradient in zip(self.trained, gradients, strict=True):
             scale = lr if lr.ndim == 0 else lr.view(-1, *(1,) * len(entry.shape))
             trainable[entry.name].addcmul_(gradient, scale, value=-1)
         for name, old in before.items():

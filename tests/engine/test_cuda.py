@@ -63,7 +63,7 @@ def test_a_captured_inner_loop_equals_plain_training(build):
     """A custom step that is SGD must give the rows of `train`; both run as graphs here."""
     training = Training(device="cuda", precision="float64", batch=8, epochs=2)
     simulation = Simulation(registry.method("fedavg"), build, federation(), training)
-    cohort = simulation._cohort(simulation.federation.seen)
+    cohort = simulation.cohort(simulation.federation.seen)
     rows = simulation.init.row.expand(cohort.size, -1).contiguous()
     for _ in range(2):  # the second time replays
         torch.testing.assert_close(cohort.loop(step, Model(rows)).row, cohort.train(rows), rtol=1e-9, atol=1e-9)

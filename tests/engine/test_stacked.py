@@ -667,3 +667,28 @@ def test_a_forward_pass_leaves_the_statistics_of_other_rows_alone(tiny, engine):
     assert torch.isfinite(found).all()
     other = tiny.simulation(model="bn", engine="loop" if engine == "stack" else "stack", data=sim.federation)
     assert_close(found, tiny.cohort(other).train(start, {"teacher": teacher}, objective=teach, epochs=1))
+
+
+# -- bounded steps ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["stack", "loop"])
+def test_clip_bounds_the_length_of_a_step(tiny, engine):
+    """One full-batch step moves by lr * min(|g|, clip) along the gradient, whose length plain training shows."""
+    sim = tiny.simulation(batch=0, engine=engine)
+    start = tiny.rows(sim)
+    cohort = tiny.cohort(sim)
+    gradient = (start - cohort.train(start)) / sim.training.lr
+    lengths = gradient.norm(dim=1)
+    clip = float(lengths.median())  # some are longer, some shorter
+    moved = (start - cohort.train(start, clip=clip)) / sim.training.lr
+    expected = gradient * (clip / lengths).clamp(max=1)[:, None]
+    assert_close(moved, expected, rtol=1e-9, atol=1e-9)
+    assert (lengths > clip).any()
+
+
+def test_batchnorm_part_is_every_tensor_of_such_layers(tiny):
+    names = [entry.name for entry in tiny.simulation(model="bn").layout.within("batchnorm")]
+    tensors = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    assert sorted(names) == sorted(f"1.{name}" for name in tensors)
+    assert tiny.simulation().layout.within("batchnorm") == ()
