@@ -683,7 +683,7 @@ def test_clip_bounds_the_length_of_a_step(tiny, engine):
     clip = float(lengths.median())  # some are longer, some shorter
     moved = (start - cohort.train(start, clip=clip)) / sim.training.lr
     expected = gradient * (clip / lengths).clamp(max=1)[:, None]
-    assert_close(moved, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(moved, expected, rtol=1e-9, atol=1e-9)
     assert (lengths > clip).any()
 
 
