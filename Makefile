@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 
 demo: $(READY)
 	rm -rf demo
-	$(BIN)/coterie compare fedavgft fedprox fedper ifca fedfew fedfew:normalise=true --clients 20 --unseen 4 \
+	$(BIN)/coterie compare fedprox fedper ifca fedfew fedfew:normalise=true --clients 20 --unseen 4 \
 		--model mlp:hidden=64 --rounds 60 --seeds 2 --set lr=0.1 --out demo
 
 test: $(READY) check
