@@ -1,4 +1,4 @@
-"""coterie: personalized federated learning, every method under one contract, one evaluator, two engines.
+"""coterie: personalized federated learning, every method under one contract and one evaluator.
 
     import coterie
 

@@ -35,6 +35,22 @@ app = typer.Typer(
 )
 console = Console()
 
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"coterie {coterie.__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=app.info.help)
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_say_version)
+    ] = False,
+) -> None:
+    pass
+
+
 DataOption = Annotated[str | None, typer.Option("--data", help="digits, or an .npz file with x, y and maybe client.")]
 PartitionOption = Annotated[
     str | None,
@@ -66,7 +82,8 @@ def run_command(
     experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, [*extra, *(settings or [])],
                              (method,) if method else ())
     if len(experiment.methods) != 1:
-        raise CoterieError(f"run trains one method; {len(experiment.methods)} are named. Use compare for several.")
+        named = ", ".join(experiment.methods) or "none is named"
+        raise CoterieError(f"run trains one method ({named}); `coterie methods` lists them, compare takes several.")
     folder = out or _fresh_folder(registry.method(experiment.methods[0]).name)
     _go_on(experiment, folder, single=True, resume=False)
 
@@ -230,7 +247,8 @@ def _fresh_folder(name: str) -> Path:
 def _print(results: list[Result]) -> None:
     wide = Console(width=max(console.width, 118)) if not console.is_terminal else console
     wide.print(comparison(results))
-    wide.print(verdict(results), highlight=False)
+    if len({result.method for result in results}) > 1:
+        wide.print(verdict(results), highlight=False)
 
 
 def _methods_table() -> Table:
@@ -267,7 +285,7 @@ def main() -> None:
         print(f"coterie: {error}", file=sys.stderr)
         sys.exit(2)
     except runs.Interrupted:
-        print("coterie: stopped after finishing the round; `coterie resume FOLDER` goes on.", file=sys.stderr)
+        print("coterie: stopped after finishing the round; `coterie resume` its folder to go on.", file=sys.stderr)
         sys.exit(130)
     except KeyboardInterrupt:
         print("coterie: stopped.", file=sys.stderr)

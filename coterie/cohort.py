@@ -15,7 +15,7 @@ from coterie import streams
 from coterie.engine.packing import IntArray
 from coterie.engine.stacked import Correct, Split, Stacked, Step, Sum, Work
 from coterie.errors import CoterieError
-from coterie.layout import Layout
+from coterie.layout import Layout, declare_head
 from coterie.net import Batch, Given, Net, Objective
 from coterie.records import Record
 
@@ -33,13 +33,13 @@ class Init:
     def __init__(
         self, model: nn.Module | Callable[[], nn.Module], wrap: Callable[[nn.Module], nn.Module], seed: int,
         head: str | None = None, dtype: torch.dtype = torch.float32, device: torch.device | None = None,
-        population: int = 1,
+        population: int = 1, classes: int = 0,
     ) -> None:
-        self.population = population
+        self.population, self.classes = population, classes
         self._model, self._wrap, self._head, self.seed = model, wrap, head, seed
         self._dtype, self._device = dtype, device or torch.device("cpu")
         self.module = self._draw(0)
-        self.layout = Layout.of(self.module, head)
+        self.layout = Layout.of(self.module)
 
     @property
     def row(self) -> Tensor:
@@ -59,7 +59,7 @@ class Init:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(streams.integer(self.seed, "init", number))
             if not isinstance(self._model, nn.Module):
-                return self._wrap(self._model())
+                return self._wrapped(self._model())
             module = copy.deepcopy(self._model)
             if number:
                 for name, sub in module.named_modules():
@@ -70,7 +70,13 @@ class Init:
                             f"layer '{name}' ({type(sub).__name__}) cannot be drawn anew for a second model; "
                             "pass a function that builds the model instead of a module."
                         )
-            return self._wrap(module)
+            return self._wrapped(module)
+
+    def _wrapped(self, module: nn.Module) -> nn.Module:
+        """The method's module around the user's, whose head is declared first: wrapping may rename its layers."""
+        if self._head is not None:
+            declare_head(module, self._head)
+        return self._wrap(module)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,21 @@ def find_head(module: nn.Module) -> str | None:
     return names[-1] if names else None
 
 
+def head_name(module: nn.Module) -> str | None:
+    """The layer that makes the scores: the one declared in the module's `parts`, else the last linear one."""
+    declared = getattr(module, "parts", {})
+    return declared["head"] if isinstance(declared, Mapping) and "head" in declared else find_head(module)
+
+
+def declare_head(module: nn.Module, head: str) -> None:
+    """Note the user's choice of head in the module's `parts`."""
+    names = [name for name, _ in module.named_modules() if name]
+    if head not in names:
+        raise unknown("layer given as head", head, names)
+    declared = getattr(module, "parts", {})
+    module.parts = {**(declared if isinstance(declared, Mapping) else {}), "head": head}  # type: ignore[assignment]
+
+
 def _under(name: str, prefix: str) -> bool:
     return prefix == "" or name == prefix or name.startswith(prefix + ".")
 

@@ -25,6 +25,7 @@ class Uploads:
     n: Tensor  # [m] training samples
     share: Tensor  # [m] n / sum of n over the participants, float64
     population: int  # M, clients admitted so far
+    round: int
     layout: Layout
 
     def __getattr__(self, name: str) -> Tensor:
@@ -156,6 +157,15 @@ def aggregate(
         elif entry.kind == "counter":
             out[columns] = updates[:, columns].amax(0)
     return out
+
+
+def enrol(table: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+    """A server table `[M, ...]` with `values [m, ...]` written at the clients' numbers, grown where they are new."""
+    size = max(len(table), int(ids.max()) + 1)
+    grown = table.new_zeros(size, *values.shape[1:])
+    grown[: len(table)] = table
+    grown[ids] = values
+    return grown
 
 
 def pick(rows: Tensor, choice: Tensor) -> Tensor:

@@ -49,9 +49,9 @@ def aggregators() -> dict[str, type[Aggregator]]:
 
 
 def method(spec: str, **values: Any) -> Method:
-    """A method from its spelling `name[:preset][,option=value...][+aggregator[:option=value...]]`.
+    """A method from its spelling `name[:preset][,option=value...][+aggregator[:preset][,option=value...]]`.
 
-    `fedfew`, `fedfew:official`, `fedfew:models=5,mu=0.1`, `fedavg+mean`, or `mine.py:MyMethod` for a class in a file.
+    `fedfew`, `fedfew:official`, `fedfew:models=5,mu=0.1`, `fedavg+confree:c=0.3`, or `mine.py:MyMethod` for a class in a file.
     Further values override options.
     """
     text, plugged = _unplug(spec)
@@ -66,11 +66,12 @@ def method(spec: str, **values: Any) -> Method:
     chosen = _value(cls, rest, cls.name, cls.presets, values)
     if plugged:
         name, _, rest = plugged.partition(":")
-        if name not in aggregators():
+        if name.lower() not in aggregators():
             raise unknown("aggregator", name, aggregators())
+        plug = aggregators()[name.lower()]
         if not cls.averages:
             raise CoterieError(f"{cls.name} averages nothing, so '+{name}' has no effect on it.")
-        chosen = replace(chosen, aggregator=_value(aggregators()[name], rest, name, (), {}))
+        chosen = replace(chosen, aggregator=_value(plug, rest, plug.name, plug.presets, {}))
     return chosen
 
 
@@ -80,26 +81,29 @@ def _unplug(spec: str) -> tuple[str, str]:
     if not plus:
         return spec, ""
     last = text.replace(":", ",").rpartition(",")[2]
-    inside_value = "=" in last and plugged.partition(":")[0] not in aggregators()
+    inside_value = "=" in last and plugged.partition(":")[0].lower() not in aggregators()
     return (spec, "") if inside_value else (text, plugged)
 
 
 def spelling(chosen: Method) -> str:
-    """The spelling that builds this method again: its name and every option that differs from the default."""
-    def changed(value: Any) -> str:
-        plain = [f for f in fields(value) if f.name not in ("aggregator", "published")]
-        return ",".join(f"{f.name}={getattr(value, f.name)}" for f in plain if getattr(value, f.name) != f.default)
-
-    def spelled(name: str, value: Any) -> str:
-        return f"{name}:{changed(value)}" if changed(value) else name
-
-    presets = [p for p in chosen.presets if getattr(type(chosen), p)() == replace(chosen, aggregator=Mean())]
-    text = f"{chosen.name}:{presets[0]}" if presets else spelled(chosen.name, chosen)
+    """The spelling that builds this method again: name, preset if one is nearest, and every option that differs."""
     source = sys.modules[type(chosen).__module__].__dict__.get("__coterie_file__")
-    if source:
-        text = spelled(f"{source}:{type(chosen).__name__}", chosen)
+    text = _spelled(f"{source}:{type(chosen).__name__}" if source else chosen.name, chosen)
     plugged = chosen.aggregator
-    return text if plugged == Mean() else f"{text}+{spelled(plugged.name, plugged)}"
+    return text if plugged == Mean() else f"{text}+{_spelled(plugged.name, plugged)}"
+
+
+def _spelled(name: str, value: Any) -> str:
+    """`name:preset,option=value`, from whichever of the default and the presets leaves the least to say."""
+    plain = [f.name for f in fields(value) if f.name not in ("aggregator", "published")]
+    ways = []
+    for preset in ("", *getattr(value, "presets", ())):
+        base = getattr(type(value), preset)() if preset else type(value)()
+        if getattr(base, "published", "") == getattr(value, "published", ""):  # a preset's mark is no option
+            different = [f"{n}={getattr(value, n)}" for n in plain if getattr(value, n) != getattr(base, n)]
+            ways.append([preset, *different] if preset else different)
+    items = min(ways, key=len, default=[])
+    return f"{name}:{','.join(items)}" if items else name
 
 
 def _value(cls: type[V], rest: str, kind: str, presets: tuple[str, ...], values: dict[str, Any]) -> V:

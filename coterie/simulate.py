@@ -52,7 +52,8 @@ class Simulation:
         self.dtype = torch.float64 if training.precision == "float64" else torch.float32
         _set_precision(training.precision)
         self.init = Init(
-            model, method.wrap, training.seed, head, self.dtype, self.device, self.federation.population
+            model, method.wrap, training.seed, head, self.dtype, self.device, self.federation.population,
+            self.federation.classes,
         )
         self.layout = self.init.layout
         task = Task.of(federation.classes, loss)
@@ -120,7 +121,7 @@ class Simulation:
             n = torch.from_numpy(self.engine.sizes(answering, "train")).to(self.device)
             merged = Uploads(
                 records.concatenate(uploads), torch.from_numpy(answering).to(self.device), n, n.double() / n.sum(),
-                self.population, self.layout,
+                self.population, t, self.layout,
             )
             report = {name: value.tolist() for name, value in self.method.report(self.server, merged).items()}
             self.server = self.method.merge(self.server, merged)

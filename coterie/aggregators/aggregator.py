@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from coterie.layout import Layout
@@ -12,16 +13,38 @@ from coterie.layout import Layout
 
 @dataclass(frozen=True)
 class Aggregator:
-    """`aggregate(updates [m, d], weights [m]) -> [d]`; weights are positive and sum to 1."""
+    """Base of every aggregator. Subclasses are frozen dataclasses of options in files of `coterie/aggregators`.
+
+    `Method.aggregate` hands over directions only: buffers are averaged there, clients of weight 0 are left out, and
+    the weights' sum, the mass, multiplies the result.
+    """
 
     name: ClassVar[str]
-    minimum: ClassVar[int] = 1
-    """The fewest clients it can work with."""
+    protects: ClassVar[str] = ""
+    """What it is for, in a few words."""
+    cite: ClassVar[str] = ""
+    presets: ClassVar[tuple[str, ...]] = ()
+    """Class methods that build a named variant, e.g. `official`: the program its authors released."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
 
+    @property
+    def minimum(self) -> int:
+        """The fewest clients it can work with; a federation of fewer is refused, and so is a round of fewer."""
+        return 1
+
     def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        """`updates [m, d]`, positive `weights [m]` that sum to 1 -> `[d]`; 0 for fewer clients than the minimum.
+
+        That happens where a method has several models and one of them has few takers.
+        """
+        if len(updates) < self.minimum:
+            return torch.zeros_like(updates[0])
+        return self.combine(updates, weights, layout)
+
+    def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        """What an aggregator defines: `aggregate` for at least `minimum` clients."""
         raise NotImplementedError

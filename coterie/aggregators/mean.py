@@ -14,5 +14,8 @@ from coterie.layout import Layout
 class Mean(Aggregator):
     """sum_i w_i u_i, the averaging of FedAvg."""
 
-    def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+    protects = "nothing: each client counts as much as its weight"
+    cite = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
+
+    def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         return weights @ updates

@@ -267,7 +267,7 @@ def _caption(lines: Sequence[Line], newcomers: bool) -> str:
     notes = ["adapted: after the run's local training. std: over clients. low10: mean of the worst 10 %."]
     notes.append("bytes: per client and round, both ways. time: of the training.")
     if newcomers:
-        notes.append("unseen: mean over clients kept out of training; where served, without any training of theirs.")
+        notes.append("unseen: mean over clients kept out of training.")
     if any(line.trains_before_use for line in lines):
         notes.append("·t: trains before use.")
     if any(line.published for line in lines):
