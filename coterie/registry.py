@@ -51,8 +51,8 @@ def aggregators() -> dict[str, type[Aggregator]]:
 def method(spec: str, **values: Any) -> Method:
     """A method from its spelling `name[:preset][,option=value...][+aggregator[:preset][,option=value...]]`.
 
-    `fedfew`, `fedfew:official`, `fedfew:models=5,mu=0.1`, `fedavg+confree:c=0.3`, or `mine.py:MyMethod` for a class in a file.
-    Further values override options.
+    `fedfew`, `fedfew:official`, `fedfew:models=5,mu=0.1`, `fedavg+confree:c=0.3`, or `mine.py:MyMethod` for a
+    class in a file. Further values override options.
     """
     text, plugged = _unplug(spec)
     file = re.match(r"^(.+\.py):(\w+)(?::(.*))?$", text)

@@ -39,9 +39,10 @@ class Aggregator:
     def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         """`updates [m, d]`, positive `weights [m]` that sum to 1 -> `[d]`; 0 for fewer clients than the minimum.
 
-        That happens where a method has several models and one of them has few takers.
+        That happens where a method has several models and one of them has few takers. d may be 0, where a method
+        shares nothing of a model.
         """
-        if len(updates) < self.minimum:
+        if len(updates) < self.minimum or updates.shape[1] == 0:
             return torch.zeros_like(updates[0])
         return self.combine(updates, weights, layout)
 
