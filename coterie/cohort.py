@@ -239,7 +239,8 @@ class Cohort:
 
         `streams` independent batches a step come as a tuple (stream 0 is the one plain training would use);
         `fraction` uses a part of the samples; `until(state) -> [C]` is asked after each pass which clients are done.
-        `given.lr` is the learning rate.
+        `given.lr` is the learning rate. A state named `row` is the model whose running statistics a client keeps
+        under the policy of local buffers.
         """
         work = self._amount(epochs, steps, purpose, fraction=fraction, streams=streams)
         chosen, begun = self._local.lr if lr is None else lr, state.tensors()
@@ -248,6 +249,8 @@ class Cohort:
         if self._frozen_buffers:
             rows = [name for name, t in begun.items() if t.ndim > 1 and t.shape[-1] == self.layout.size]
             out |= {n: self.layout.put(out[n], "buffers", self.layout.cut(begun[n], "buffers")) for n in rows}
+        if purpose == "train" and "row" in out and out["row"].shape[-1] == self.layout.size:
+            self.left = out["row"]
         return type(state).of(out)
 
     # -- inside ----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Experiment:
     data_seed: int = 0
     """Seed of partition and splits; it stays the same for all seeds of a comparison."""
     model: str = "mlp"
-    """`name:option=value,...`: linear, mlp or cnn."""
+    """`name:option=value,...`: linear, mlp, cnn, resnet18, textcnn, fasttext or sensor."""
     head: str | None = None
     """The layer that makes the scores, when it is not the last linear one."""
     methods: tuple[str, ...] = ()

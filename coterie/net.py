@@ -117,7 +117,7 @@ class Net:
             self(row, x)
         finally:
             hook.remove()
-        return caught[0]
+        return caught[0].to(torch.float32) if self._bf16 else caught[0]
 
     def head(self, row: Row, z: Tensor) -> Tensor:
         """The head's outputs for features `z [B, features]`."""
@@ -156,6 +156,24 @@ class Net:
             raise CoterieError("noise can be drawn inside an objective or a step only.")
         self._draws += 1
         return streams.uniform(streams.key(self._key, self._draws), shape)
+
+    def with_buffers(self, row: Tensor, moved: Tensor) -> Tensor:
+        """`row [D]` with the running statistics of `moved [D]`, the model that saw the batch."""
+        if not self._buffers:
+            return row
+        pieces = [(row if e.kind == "parameter" else moved)[e.start : e.stop] for e in self.layout.entries]
+        return torch.cat(pieces)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Evaluation mode until the block ends, for models that are only compared with."""
+        before = [(module, module.training) for module in self.module.modules()]
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for module, training in before:
+                module.training = training
 
     # -- what the engine calls -------------------------------------------------------------------------------------
 

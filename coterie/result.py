@@ -51,7 +51,7 @@ class Result:
     @property
     def bytes_each_round(self) -> float:
         """Mean bytes per participating client and round, down and up together."""
-        active = [r for r in self.rounds if r["participants"]]
+        active = [r for r in self.rounds if r["down"] or r["up"]]
         return float(sum(sum(r["down"].values()) + sum(r["up"].values()) for r in active) / max(len(active), 1))
 
     def model_for(self, client: int | str, adapted: bool = False) -> nn.Module:

@@ -103,7 +103,7 @@ def check(
     """Raise before anything is trained or written if one of the methods cannot run; the first is built whole."""
     Simulation(methods[0], model, federation, build(Training, training, "training"), head, loss)
     for one in methods[1:]:
-        one.check(federation.population, Simulation.layout_of(one, model, head))
+        Simulation.check(one, federation.population, Simulation.layout_of(one, model, head))
 
 
 def with_baselines(methods: Sequence[Method]) -> list[Method]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie import records, streams
+from coterie.algebra import cosines, opposing
 from coterie.cohort import Cohort, Init, Local
 from coterie.config import Training
 from coterie.data import Federation
@@ -62,18 +63,23 @@ class Simulation:
         self.choices = self._choose(net, choices or {})
         self.engine = Stacked(net, self.federation, self.device, self.dtype)
         self.population = self.federation.population
-        method.check(self.population, self.layout)
-        if self.population < method.aggregator.minimum:
-            raise CoterieError(
-                f"the aggregator {method.aggregator.name} needs at least {method.aggregator.minimum} clients; "
-                f"there are {self.population}."
-            )
+        self.check(method, self.population, self.layout)
         names = [streams.integer("client", name) for name in self.federation.names]
         self._names = np.array(names, dtype=np.int64)
         none = np.zeros((len(names), 0), dtype=np.int64)
         self._histogram = self.federation.histogram("train") if federation.classes else none
         self.rounds_done = 0
         self._begin()
+
+    @staticmethod
+    def check(method: Method, population: int, layout: Layout) -> None:
+        """Raise if the method or its aggregator cannot work with so many clients or this model."""
+        method.check(population, layout)
+        plugged = method.aggregator
+        if population < plugged.minimum:
+            raise CoterieError(
+                f"the aggregator {plugged.name} needs at least {plugged.minimum} clients; there are {population}."
+            )
 
     @staticmethod
     def layout_of(method: Method, model: ModelLike, head: str | None = None) -> Layout:
@@ -123,10 +129,29 @@ class Simulation:
                 records.concatenate(uploads), torch.from_numpy(answering).to(self.device), n, n.double() / n.sum(),
                 self.population, t, self.layout,
             )
-            report = {name: value.tolist() for name, value in self.method.report(self.server, merged).items()}
+            report = self._conflicts(merged.tensors, t) | {
+                name: value.tolist() for name, value in self.method.report(self.server, merged).items()
+            }
             self.server = self.method.merge(self.server, merged)
+        elif len(answering):
+            plug = self.method.aggregator
+            report = {"skipped": f"{plug.name} needs {plug.minimum} clients, {len(answering)} answered"}
         self.rounds_done = t + 1
         return Round(t, len(answering), len(selected) - len(answering), down, up, report)
+
+    def _conflicts(self, sent: Mapping[str, Tensor], t: int) -> dict[str, Any]:
+        """In rounds that are evaluated, how many pairs of updates oppose each other; in the last one, all cosines."""
+        last = t + 1 == self.training.rounds
+        update = sent.get("update")
+        if update is None or len(update) < 2 or not (last or (t + 1) % self.training.evaluate_every == 0):
+            return {}
+        if update.shape[-1] == self.layout.size:
+            update = self.layout.cut(update, "parameters")
+        angles = cosines(update.flatten(1))
+        found: dict[str, Any] = {"opposing": opposing(angles)}
+        if found["opposing"] != found["opposing"]:  # fewer than two clients moved
+            return {}
+        return found | {"cosines": angles.mul(1e4).round().div(1e4).tolist()} if last else found
 
     def evaluate(self) -> Evaluation:
         """Score all stages of the current state. Server and clients stay as they are."""

@@ -14,10 +14,16 @@ from coterie.errors import CoterieError, unknown
 from coterie.models.cnn import CNN
 from coterie.models.linear import Linear
 from coterie.models.mlp import MLP
+from coterie.models.resnet import ResNet18
+from coterie.models.sensor import SensorCNN
+from coterie.models.text import FastText, TextCNN
 
-__all__ = ["CNN", "MLP", "MODELS", "Linear", "model"]
+__all__ = ["CNN", "MLP", "MODELS", "FastText", "Linear", "ResNet18", "SensorCNN", "TextCNN", "model"]
 
-MODELS: dict[str, type[nn.Module]] = {"linear": Linear, "mlp": MLP, "cnn": CNN}
+MODELS: dict[str, type[nn.Module]] = {
+    "linear": Linear, "mlp": MLP, "cnn": CNN, "resnet18": ResNet18, "textcnn": TextCNN, "fasttext": FastText,
+    "sensor": SensorCNN,
+}
 
 
 def model(name: str, shape: Sequence[int], outputs: int, **options: Any) -> Callable[[], nn.Module]:

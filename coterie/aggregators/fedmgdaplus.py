@@ -1,0 +1,55 @@
+"""FedMGDA+: the shortest combination of normalised updates near the usual weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.aggregators.aggregator import Aggregator
+from coterie.algebra import blend, gram, norms, simplex_qp
+from coterie.errors import CoterieError
+from coterie.layout import Layout
+
+
+@dataclass(frozen=True)
+class FedMGDAPlus(Aggregator):
+    """d = r sum_i l_i u_i / |u_i| with l = argmin |sum_i l_i u_i / |u_i||^2 over the simplex, |l_i - w_i| <= epsilon.
+
+    epsilon = 0 is the mean of normalised updates, epsilon = 1 is MGDA of them. A client that did not move has no
+    direction and is left out. The length r is the mean (or median) norm of the updates, or 1 with `rescale=none` as
+    in easyFL, which keeps taking steps of that length however small the updates have become.
+    """
+
+    epsilon: float = 0.1
+    rescale: Literal["mean_norm", "median_norm", "none"] = "mean_norm"
+
+    protects = "clients that are few or move little, from those that are many or move far"
+    cite = "Hu et al., Federated learning meets multi-objective optimization, IEEE TNSE 2022"
+    presets = ("easyfl",)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon <= 1:
+            raise CoterieError(f"fedmgdaplus's epsilon must lie between 0 and 1, not {self.epsilon}.")
+
+    @classmethod
+    def easyfl(cls) -> FedMGDAPlus:
+        """The program easyFL: steps of unit length."""
+        return cls(rescale="none")
+
+    def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        products = gram(updates)
+        sizes = norms(products)
+        moved = sizes != 0
+        if not bool(moved.any()):
+            return torch.zeros_like(updates[0])
+        usual = torch.where(moved, weights.to("cpu", torch.float64), 0)
+        usual = usual / usual.sum()
+        per_size = torch.where(moved, 1 / torch.where(moved, sizes, 1), 0)
+        cosines = products * per_size[:, None] * per_size
+        lower = torch.where(moved, usual - self.epsilon, 0).clamp_min(0)
+        upper = torch.where(moved, usual + self.epsilon, 0).clamp_max(1)
+        r = {"mean_norm": sizes.mean(), "median_norm": sizes.quantile(0.5), "none": torch.ones(())}[self.rescale]
+        return blend(r * per_size * simplex_qp(cosines, lower, upper), updates)

@@ -1,0 +1,59 @@
+"""The geometric median, by Weiszfeld's iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.aggregators.aggregator import Aggregator
+from coterie.algebra import blend, gram, norms
+from coterie.errors import CoterieError
+from coterie.layout import Layout
+
+
+@dataclass(frozen=True)
+class GeometricMedian(Aggregator):
+    """argmin_z sum_i w_i |z - u_i|, smoothed: distances below `smoothing` times the median norm count as that (RFA).
+
+    Weiszfeld's z <- sum_i b_i u_i with b_i proportional to w_i / |z - u_i| is carried out on the coefficients b, from
+    the inner products alone. `weighted=false` counts clients instead. An update that is not finite is left out.
+    """
+
+    smoothing: float = 1e-6
+    iterations: int = 1000
+    weighted: bool = True
+
+    protects = "the model, while less than half of the weight is arbitrary"
+    cite = "Pillutla et al., Robust aggregation for federated learning, IEEE TSP 2022"
+
+    def __post_init__(self) -> None:
+        if not self.smoothing > 0 or self.iterations < 1:
+            raise CoterieError("geometricmedian needs a positive smoothing and at least one iteration.")
+
+    def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        products = gram(updates)
+        there = torch.isfinite(products.diagonal())
+        if not bool(there.all()):
+            if not bool(there.any()):
+                return updates[0]
+            where = there.to(updates.device)
+            updates, weights, products = updates[where], weights[where], products[there][:, there]
+        share = weights.to("cpu", torch.float64) if self.weighted else torch.ones(len(updates), dtype=torch.float64)
+        return blend(self._coefficients(products, share / share.sum()), updates)
+
+    def _coefficients(self, products: Tensor, share: Tensor) -> Tensor:
+        square = products.diagonal()
+        sizes = norms(products)
+        usual = float(sizes.quantile(0.5))
+        least = self.smoothing * usual or 1e-300
+        b = share
+        for _ in range(self.iterations):
+            apart = (square - 2 * (products @ b) + b @ products @ b).clamp_min(0).sqrt()
+            new = share / apart.clamp_min(least)
+            new = new / new.sum()
+            if float((new - b).abs() @ sizes) <= 1e-10 * usual:
+                return new
+            b = new
+        return b

@@ -1,0 +1,39 @@
+"""Norm clipping: no update counts for more than its length allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.aggregators.aggregator import Aggregator
+from coterie.algebra import blend, lengths
+from coterie.errors import CoterieError
+from coterie.layout import Layout
+
+
+@dataclass(frozen=True)
+class NormClip(Aggregator):
+    """sum_i w_i min(1, b / |u_i|) u_i, where the bound b is `bound`, or the median of the round's norms.
+
+    An update that is not finite has no direction and counts as 0.
+    """
+
+    bound: float | None = None
+
+    protects = "the model, from updates that are right or wrong but long"
+    cite = "Sun et al., Can you really backdoor federated learning?, 2019"
+
+    def __post_init__(self) -> None:
+        if self.bound is not None and not self.bound > 0:
+            raise CoterieError(f"normclip's bound must be positive (or none, for the median norm), not {self.bound}.")
+
+    def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        sizes = lengths(updates)
+        there = torch.isfinite(sizes)
+        if not bool(there.all()):
+            updates = torch.where(there.to(updates.device)[:, None], updates, 0)
+        bound = self.bound if self.bound is not None else torch.where(there, sizes, torch.inf).quantile(0.5)
+        shrink = torch.where(sizes > bound, bound / sizes, 1)
+        return blend(weights.cpu() * shrink, updates)

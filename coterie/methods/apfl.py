@@ -1,0 +1,94 @@
+"""APFL: every client mixes its own model with the shared one, in a proportion it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort
+from coterie.methods.fedavg import FedAvg
+from coterie.net import Batch, Given, Net
+from coterie.records import Model, Record, Upload
+
+
+@dataclass(frozen=True)
+class Own(Record):
+    """A client's own model v_i `[C, D]` and its proportion `alpha [C]`."""
+
+    own: Tensor
+    alpha: Tensor
+
+
+@dataclass(frozen=True)
+class Pair(Own):
+    """The state of local training: the shared model's copy `row [C, D]` next to the client's own."""
+
+    row: Tensor
+
+
+@dataclass(frozen=True)
+class APFL(FedAvg):
+    """w <- w - lr grad(w), v <- v - lr alpha grad(m) with m = alpha v + (1 - alpha) w of the old w; theta is FedAvg's.
+
+    Client i deploys alpha_i v_i + (1 - alpha_i) theta with the latest theta. With `adaptive`, alpha moves once a round,
+    at the trained models on all training samples: alpha <- clip(alpha - alpha_lr (<v - w, grad(m)> + rho alpha), 0, 1)
+    with `alpha_lr` by default the run's. The running statistics of v are those of the mixture it was trained in.
+    `form=pfllib`: v takes grad(v), alpha moves each batch by <v - w, alpha grad(v) + (1 - alpha) grad(w)> + rho alpha,
+    and after the round the mixture replaces v and is deployed as it is.
+    """
+
+    alpha: float = 0.5
+    adaptive: bool = True
+    alpha_lr: float | None = None
+    rho: float = 0.0
+    form: Literal["paper", "pfllib"] = "paper"
+
+    family = "regularised"
+    keeps = "its own model and its proportion"
+    newcomer = "the shared model"
+    cite = "Deng, Kamani, Mahdavi, Adaptive personalized federated learning, 2020"
+    presets = ("pfllib",)
+
+    @classmethod
+    def pfllib(cls) -> APFL:
+        """The program of PFLlib, which starts with alpha = 1, that is with the own model alone."""
+        return cls(alpha=1.0, rho=0.02, form="pfllib", validation=False, published="served")
+
+    def join(self, cohort: Cohort, payload: Model) -> Own:
+        return Own(payload.row, payload.row.new_full((cohort.size,), self.alpha))
+
+    def local(self, cohort: Cohort, payload: Model, mine: Own) -> tuple[Upload, Record]:  # type: ignore[override]
+        step = self.step if self.form == "paper" else self.released
+        end = cohort.loop(step, Pair(mine.own, mine.alpha, payload.row))
+        mixed, alpha = mix(end.row, end.own, end.alpha[:, None]), end.alpha
+        if self.adaptive and self.form == "paper":
+            slope = ((end.own - end.row) * cohort.grad(mixed)).sum(-1)
+            alpha = self.moved(alpha, slope, cohort.lr)
+        return Upload(update=end.row - payload.row), Own(end.own if self.form == "paper" else mixed, alpha)
+
+    def step(self, net: Net, s: Given, batch: Batch, given: Given) -> Mapping[str, Tensor]:
+        mixed = mix(s.row, s.own, s.alpha)
+        own = s.own - given.lr * s.alpha * net.grad(mixed, batch)
+        row = s.row - given.lr * net.grad(s.row, batch)
+        return {"row": row, "own": net.with_buffers(own, mixed), "alpha": s.alpha}
+
+    def released(self, net: Net, s: Given, batch: Batch, given: Given) -> Mapping[str, Tensor]:
+        at_row, at_own = net.grad(s.row, batch), net.grad(s.own, batch)
+        row, own = s.row - given.lr * at_row, s.own - given.lr * at_own
+        slope = ((own - row) * mix(at_row, at_own, s.alpha)).sum()
+        return {"row": row, "own": own, "alpha": self.moved(s.alpha, slope, given.lr) if self.adaptive else s.alpha}
+
+    def moved(self, alpha: Tensor, slope: Tensor, lr: float | Tensor) -> Tensor:
+        return (alpha - (lr if self.alpha_lr is None else self.alpha_lr) * (slope + self.rho * alpha)).clamp(0, 1)
+
+    def deploy(self, cohort: Cohort, payload: Model, mine: Own) -> Tensor:  # type: ignore[override]
+        return mix(payload.row, mine.own, mine.alpha[:, None]) if self.form == "paper" else mine.own
+
+
+def mix(shared: Tensor, own: Tensor, alpha: Tensor) -> Tensor:
+    """alpha own + (1 - alpha) shared, exact at both ends."""
+    return torch.lerp(shared, own, alpha)

@@ -1,0 +1,149 @@
+"""cwFedAvg: one averaged model per class; a client uses the mixture that its label distribution asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort, Init
+from coterie.errors import CoterieError
+from coterie.layout import Entry, Layout
+from coterie.method import Method, Uploads, enrol
+from coterie.net import Batch, Given, Net, Row
+from coterie.records import Each, Model, Nothing, Record, Upload
+
+
+@dataclass(frozen=True)
+class PerClass(Record):
+    """FedAvg's model `row [D]`, the classes' G `rows [classes, d]` in its `columns [d]`, and pi `mix [M, classes]`."""
+
+    row: Tensor
+    rows: Tensor
+    columns: Tensor
+    mix: Tensor
+
+
+@dataclass(frozen=True)
+class Mixture(Record):
+    """Label distributions `[C, classes]`."""
+
+    mix: Tensor
+
+
+def norms(weight: Tensor) -> Tensor:
+    """pi~_j = |r_j| / sum_l |r_l| for an output layer `[..., classes, features]` with rows r_j."""
+    length: Tensor = torch.linalg.vector_norm(weight, dim=-1)
+    return length / length.sum(-1, keepdim=True).clamp(min=1e-30)
+
+
+def output(layout: Layout) -> Entry:
+    """The weight of the output layer, without its bias."""
+    found = [entry for entry in layout.within("head") if entry.kind == "parameter" and len(entry.shape) > 1]
+    if not found:
+        raise CoterieError("cwfedavg needs a head with a weight, of one row per class.")
+    return found[0]
+
+
+def class_weights(share: Tensor, mix: Tensor) -> Tensor:
+    """`p [m], pi [m, classes] -> q [m, classes]`, q_ij = p_i pi_ij / sum_l p_l pi_lj; 0 where nobody has class j."""
+    mass = share[:, None] * mix.double()
+    return mass / mass.sum(0).clamp(min=1e-300)
+
+
+@dataclass(frozen=True)
+class CwFedAvg(Method):
+    """G_j = sum_i q_ij theta_i with q_ij = p_i pi_ij / sum_l p_l pi_lj; client i starts from sum_j pi_ij G_j.
+
+    `layers` are what is averaged class by class: the `output` layer (the rest is FedAvg's) or `all`. The
+    `distribution` pi is the `true` one of the training labels, which a client tells once, or the `approx`imation pi~
+    by the norms of the output layer's rows in its last upload. Clients minimise CE + lam |pi_i - pi~(theta)|_2 with
+    their true pi_i, so that the norms follow the labels; `half_lambda` halves lam, as the released program does. A
+    class that no participant holds keeps its model.
+    """
+
+    layers: Literal["output", "all"] = "output"
+    distribution: Literal["true", "approx"] = "true"
+    lam: float = 10.0
+    half_lambda: bool = False
+
+    family = "personalised aggregation"
+    shared = "a model per class"
+    newcomer = "the mixture of its label distribution"
+    cite = "cwFedAvg: class-wise federated averaging with weight distribution regularisation"
+    presets = ("official",)
+
+    @classmethod
+    def official(cls) -> CwFedAvg:
+        """The released program: half of lam, no validation split; its table printed `served`."""
+        return cls(half_lambda=True, validation=False, published="served")
+
+    def check(self, population: int, layout: Layout) -> None:
+        output(layout)
+
+    def start(self, init: Init) -> Record:
+        if not init.classes:
+            raise CoterieError(f"{self.name} averages class by class, and these data have no classes.")
+        row, layout = init.row, init.layout
+        columns = layout.cut(torch.arange(layout.size, device=row.device), "head" if self.layers == "output" else "all")
+        none = torch.zeros(0, init.classes, dtype=torch.float64, device=row.device)
+        return PerClass(row, row[columns].repeat(init.classes, 1), columns, none)
+
+    def hello(self, server: PerClass) -> Record:  # type: ignore[override]
+        return Nothing() if self.distribution == "true" else Model(server.row)
+
+    def introduce(self, cohort: Cohort, hello: Model) -> Record:
+        if self.distribution == "true":
+            return Mixture(labels(cohort))
+        row = hello.row if cohort.round == 0 else self.train(cohort, hello.row)  # a newcomer trains to be estimated
+        return Mixture(norms(weight(row, cohort.layout)).double())
+
+    def admit(self, server: PerClass, ids: Tensor, introductions: Mixture) -> Record:  # type: ignore[override]
+        return replace(server, mix=enrol(server.mix, ids, introductions.mix))
+
+    def send(self, server: PerClass, ids: Tensor) -> Record:  # type: ignore[override]
+        return Model(Each(self.personal(server, ids)))  # type: ignore[arg-type]
+
+    def personal(self, server: PerClass, ids: Tensor) -> Tensor:
+        """`[m, D]`: sum_j pi_ij G_j in the columns that classes have of their own, FedAvg's elsewhere."""
+        rows = server.row.repeat(len(ids), 1)
+        rows[:, server.columns] = server.mix[ids].to(rows.dtype) @ server.rows
+        return rows
+
+    def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        return cohort.train(rows, {"mix": labels(cohort).to(rows.dtype)}, objective=self.objective)
+
+    def objective(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
+        weight = net.tensors(row)[output(net.layout).name].flatten(1)
+        apart: Tensor = torch.linalg.vector_norm(given.mix - norms(weight))
+        return net.loss(row, batch) + (0.5 if self.half_lambda else 1.0) * self.lam * apart
+
+    def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
+        return Upload(update=self.train(cohort, payload.row) - payload.row), mine
+
+    def merge(self, server: PerClass, up: Uploads) -> Record:
+        trained = self.personal(server, up.ids) + up.update
+        mix = server.mix
+        if self.distribution == "approx":
+            mix = enrol(mix, up.ids, norms(weight(trained, up.layout)).double())
+        q, part = class_weights(up.share, mix[up.ids]), "head" if self.layers == "output" else "all"
+        own, layout = trained[:, server.columns], up.layout.only(part)
+        rows = [old + self.aggregate(own - old, q[:, j], layout) for j, old in enumerate(server.rows)]
+        row = server.row + self.aggregate(trained - server.row, up.share, up.layout)
+        return PerClass(row, torch.stack(rows), server.columns, mix)
+
+    def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
+        return payload.row
+
+
+def labels(cohort: Cohort) -> Tensor:
+    """The true pi `[C, classes]` of the training labels."""
+    return cohort.histogram.double() / cohort.n[:, None]
+
+
+def weight(rows: Tensor, layout: Layout) -> Tensor:
+    """`[C, D] -> [C, classes, features]`: the weight of the output layer."""
+    entry = output(layout)
+    return layout.views(rows, [entry])[entry.name].flatten(2)

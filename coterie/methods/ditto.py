@@ -1,0 +1,45 @@
+"""Ditto: FedAvg, and a personal model for each client that is held near the shared one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from coterie.cohort import Cohort
+from coterie.methods.fedavg import FedAvg
+from coterie.net import Given
+from coterie.records import Model, Record, Upload
+
+
+@dataclass(frozen=True)
+class Ditto(FedAvg):
+    """v_i <- v_i - lr (grad + lam (v_i - theta)) stays with its client; theta is FedAvg's and does not depend on v_i.
+
+    theta is the model as it was received. v_i starts at theta and takes `epochs` local epochs a round (by default the
+    run's) at the learning rate `personal_lr` (by default the run's).
+    """
+
+    lam: float = 1.0
+    epochs: int | None = None
+    personal_lr: float | None = None
+
+    family = "regularised"
+    keeps = "its personal model"
+    newcomer = "the shared model"
+    cite = "Li et al., Ditto: fair and robust federated learning through personalization, ICML 2021"
+
+    def join(self, cohort: Cohort, payload: Model) -> Model:
+        return Model(payload.row)
+
+    def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:  # type: ignore[override]
+        anchor = {"anchor": payload.row}
+        own = cohort.train(mine.row, anchor, epochs=self.epochs, lr=self.personal_lr, correct=self.pull)
+        upload, _ = super().local(cohort, payload, mine)
+        return upload, Model(own)
+
+    def pull(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
+        return gradient + self.lam * (row - given.anchor)
+
+    def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:  # type: ignore[override]
+        return mine.row

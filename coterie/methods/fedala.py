@@ -1,0 +1,110 @@
+"""FedALA: a client blends the shared model into its own, weight by weight, before it trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort
+from coterie.layout import Layout
+from coterie.methods.fedavg import FedAvg
+from coterie.net import Batch, Given, Net
+from coterie.records import Model, Record, Upload
+
+
+@dataclass(frozen=True)
+class Own(Record):
+    """The client's model `[C, D]`, its weights W `[C, d]`, and `met [C]`: 0 never trained, 1 trained, 2 W learned."""
+
+    row: Tensor
+    w: Tensor
+    met: Tensor
+
+
+@dataclass(frozen=True)
+class Learning(Record):
+    """W as rows `[C, D]`, the mean losses of the last passes `[C, 10]`, summed loss and samples of the present one."""
+
+    w: Tensor
+    recent: Tensor
+    loss: Tensor
+    seen: Tensor
+    met: Tensor
+
+
+def reweigh(w: Tensor, gradient: Tensor, own: Tensor, shared: Tensor, eta: float) -> Tensor:
+    """W <- clip(W - eta grad * (theta - theta_i), 0, 1), the gradient being that at the blended model."""
+    return (w - eta * gradient * (shared - own)).clamp(0, 1)
+
+
+def blended(own: Tensor, shared: Tensor, w: Tensor) -> Tensor:
+    """theta_i + (theta - theta_i) * W, exactly theta where W = 1 and exactly theta_i where W = 0."""
+    return torch.lerp(own, shared, w)
+
+
+@dataclass(frozen=True)
+class FedALA(FedAvg):
+    """Clients start from theta_i + (theta - theta_i) * W in `layers` and from the shared theta elsewhere.
+
+    W (at first `initial` everywhere) takes SGD steps of size `eta` on a stretch of `fraction` of the training data:
+    W <- clip(W - eta grad * (theta - theta_i), 0, 1). The first time this is repeated until the losses of the last
+    ten passes spread by less than `settled` (at most `passes` times), later for one pass. A client that has not
+    trained yet starts from theta. What a client uses is the blended model before local training.
+    """
+
+    layers: str = "head"
+    eta: float = 1.0
+    fraction: float = 0.8
+    initial: float = 1.0
+    settled: float = 0.1
+    passes: int = 100
+
+    family = "personalised aggregation"
+    keeps = "its model and W"
+    cite = "Zhang et al., FedALA: adaptive local aggregation for personalized federated learning, AAAI 2023"
+
+    def check(self, population: int, layout: Layout) -> None:
+        layout.within(self.layers)
+
+    def join(self, cohort: Cohort, payload: Model) -> Own:
+        columns = cohort.layout.cut(payload.row, self.layers)
+        return Own(payload.row, torch.full_like(columns, self.initial), torch.zeros_like(payload.row[:, 0]))
+
+    def blend(self, cohort: Cohort, payload: Model, mine: Own) -> tuple[Tensor, Tensor]:
+        """The rows that clients start from `[C, D]`, and their W."""
+        layout, shared = cohort.layout, payload.row
+        own = torch.where(mine.met[:, None] > 0, mine.row, shared)
+        own = layout.put(shared, self.layers, layout.cut(own, self.layers))  # nothing to blend outside the layers
+        w = layout.put(torch.ones_like(own), self.layers, mine.w)
+        if self.eta and mine.w.shape[1]:
+            zero, never = torch.zeros_like(mine.met), own.new_full((cohort.size, 10), torch.inf)
+            samples = torch.ceil(cohort.n.double() * self.fraction).to(own.dtype)
+            w = cohort.loop(
+                self.step, Learning(w, never, zero, zero, mine.met), {"own": own, "shared": shared, "samples": samples},
+                epochs=self.passes, fraction=self.fraction, until=self.done, purpose="ala",
+            ).w
+        return blended(own, shared, w), layout.cut(w, self.layers)
+
+    def step(self, net: Net, s: Given, batch: Batch, given: Given) -> dict[str, Tensor]:
+        row, count = blended(given.own, given.shared, s.w), batch.weight.sum()
+        total, seen = s.loss + net.loss(row, batch) * count, s.seen + count
+        over = seen >= given.samples  # the pass is
+        recent = torch.where(over, torch.cat([s.recent[1:], (total / seen)[None]]), s.recent)
+        return {
+            "w": reweigh(s.w, net.grad(row, batch), given.own, given.shared, self.eta), "recent": recent,
+            "loss": torch.where(over, 0, total), "seen": torch.where(over, 0, seen), "met": s.met,
+        }
+
+    def done(self, s: Given) -> Tensor:
+        """Which clients need no further pass; one whose W is young needs ten losses that agree."""
+        return (s.met != 1) | (s.recent.std(1) < self.settled)
+
+    def local(self, cohort: Cohort, payload: Model, mine: Own) -> tuple[Upload, Record]:  # type: ignore[override]
+        row, w = self.blend(cohort, payload, mine)
+        row = cohort.train(row)
+        return Upload(update=row - payload.row), Own(row, w, (mine.met + 1).clamp(max=2))
+
+    def deploy(self, cohort: Cohort, payload: Model, mine: Own) -> Tensor:  # type: ignore[override]
+        return self.blend(cohort, payload, mine)[0]

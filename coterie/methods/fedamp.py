@@ -1,0 +1,90 @@
+"""FedAMP: every client is held near a mixture of the models that resemble its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort, Init
+from coterie.method import Method, Uploads
+from coterie.net import Given
+from coterie.records import Each, Model, Record, Upload
+
+
+@dataclass(frozen=True)
+class Cloud(Record):
+    """The clients' models `rows [M, D]` and the weights `xi [M, M]` of their mixtures."""
+
+    rows: Tensor
+    xi: Tensor
+
+
+def attention(rows: Tensor, alpha: float | None, sigma: float | None) -> Tensor:
+    """`[M, d] -> xi [M, M]` in float64: xi_ij = alpha A'(|w_i - w_j|^2) with A(x) = 1 - exp(-x / sigma), rows sum to 1.
+
+    By default sigma is the median squared distance and alpha = sigma / M: equal models are averaged evenly.
+    """
+    clients = len(rows)
+    apart = torch.cdist(rows.double(), rows.double(), compute_mode="donot_use_mm_for_euclid_dist").square()
+    pairs = apart[tuple(torch.triu_indices(clients, clients, 1))]
+    scale = (pairs.median() if clients > 1 else pairs.sum()) if sigma is None else pairs.new_tensor(sigma)
+    near = torch.exp(-apart / scale.clamp(min=1e-300))  # 1 between equal models, even where all are equal
+    xi = near / clients if alpha is None else alpha * near / scale.clamp(min=1e-300)
+    xi = xi.fill_diagonal_(0)
+    return xi + torch.diag(1 - xi.sum(1))
+
+
+@dataclass(frozen=True)
+class FedAMP(Method):
+    """w_i <- SGD from w_i on L_i(w) + lam / (2 alpha) |w - u_i|^2 with u_i = sum_j xi_ij w_j.
+
+    xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma for j != i, and xi_ii is what is left of 1. Distances grow with
+    the size of a model, so by default sigma is the median squared distance of two clients and alpha is sigma / M in
+    xi and 1 in the pull. Distances are those of the parameters. PFLlib's program, where the pull has no gradient, is
+    the preset `pfllib`; it is Local.
+    """
+
+    lam: float = 1.0
+    alpha: float | None = None
+    sigma: float | None = None
+
+    family = "personalised aggregation"
+    shared = "a mixture of similar clients' models"
+    keeps = "its model"
+    newcomer = "the mean of the clients' models"
+    cite = "Huang et al., Personalized cross-silo federated learning on non-IID data, AAAI 2021"
+    averages = False
+    presets = ("pfllib",)
+
+    @classmethod
+    def pfllib(cls) -> FedAMP:
+        """PFLlib's program: the proximal term is detached, so nothing pulls; no validation split."""
+        return cls(lam=0.0, alpha=1.0, sigma=1.0, validation=False, published="served")
+
+    def start(self, init: Init) -> Record:
+        rows = init.row.repeat(init.population, 1)
+        return Cloud(rows, attention(init.layout.cut(rows, "parameters"), self.alpha, self.sigma))
+
+    def send(self, server: Cloud, ids: Tensor) -> Record:  # type: ignore[override]
+        known, mean = ids < len(server.rows), torch.full_like(server.xi[0], 1 / len(server.rows))
+        xi = torch.where(known[:, None], server.xi[torch.where(known, ids, 0)], mean)
+        return Model(Each(xi.to(server.rows.dtype) @ server.rows))  # type: ignore[arg-type]
+
+    def join(self, cohort: Cohort, payload: Model) -> Model:
+        return Model(payload.row)
+
+    def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
+        row = cohort.train(mine.row, {"u": payload.row}, correct=self.pull)
+        return Upload(update=row - mine.row), Model(row)
+
+    def pull(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
+        return gradient + self.lam / (self.alpha or 1.0) * (row - given.u)
+
+    def merge(self, server: Cloud, up: Uploads) -> Record:
+        rows = server.rows.index_add(0, up.ids, up.update)
+        return Cloud(rows, attention(up.layout.cut(rows, "parameters"), self.alpha, self.sigma))
+
+    def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:
+        return mine.row

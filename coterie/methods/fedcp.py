@@ -1,0 +1,115 @@
+"""FedCP: each feature of a sample goes to the shared head, to the personal one, or to both, as a network decides."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from coterie.cohort import Cohort, Init
+from coterie.method import Method, Uploads
+from coterie.methods.fedrod import scores, with_head
+from coterie.net import Batch, Given, Net, Row
+from coterie.records import Model, Record, Upload
+
+OWN = "personal+context"
+WIDTHS = (10, 15, 20, 50)
+
+
+@dataclass(frozen=True)
+class FedCP(Method):
+    """o = p_i(r * z) + h(s * z) with (r, s) = softmax(policy(z * v_i)), r + s = 1 and v_i = unit(sum of p_i's rows).
+
+    Clients train body, p_i and policy on CE + lam MMD^2(z, z of the received body), with Gumbel noise in the gate;
+    the shared head h is fixed. They upload body, policy and (p_i + h) / 2, which the server averages. In use the
+    gate has no noise; v_i is made anew whenever the model arrives, from p_i, which stays and starts as a copy of h.
+    """
+
+    lam: float = 5.0
+
+    family = "decoupled"
+    shared = "the model and a policy network"
+    keeps = "a second head"
+    down = up = "1 + policy"
+    newcomer = "the shared model with its shared head"
+    cite = "Zhang et al., FedCP: separating feature information for personalized federated learning, KDD 2023"
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        return with_head(module, Gated, "personal+context+policy", self.name)
+
+    def start(self, init: Init) -> Record:
+        return Model(init.layout.cut(init.row, f"~{OWN}"))
+
+    def join(self, cohort: Cohort, payload: Model) -> Model:
+        layout = cohort.layout
+        if cohort.round == 0:
+            return Model(layout.cut(cohort.init.row, "personal").expand(cohort.size, -1))
+        head = layout.cut(layout.put(cohort.init.row, f"~{OWN}", payload.row), "head")
+        weights = layout.within("head")[0].size  # without a bias of its own, p_i = h gives h(z) whatever the gate
+        return Model(torch.cat([head[:, :weights], torch.zeros_like(head[:, weights:])], 1))
+
+    def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
+        layout, start = cohort.layout, self.deploy(cohort, payload, mine)
+        row = cohort.train(start, {"received": start}, part="~head", objective=self.gated)
+        personal, head = layout.cut(row, "personal"), layout.cut(row, "head")
+        mixed = layout.put(row, "head", (personal + head) / 2)
+        return Upload(update=layout.cut(mixed, f"~{OWN}") - payload.row), Model(personal)
+
+    def gated(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
+        z, tensors = net.features(row, batch.x), net.tensors(row)
+        names = [entry.name for part in ("context", "policy") for entry in net.layout.within(part)]
+        u = net.uniform((len(z), 2, z.shape[1])).to(z.dtype).clamp(min=2.0**-25)
+        r, s = gate(z, -torch.log(-torch.log(u)), *(tensors[name] for name in names))
+        out = scores(net, row, "personal", r * z) + scores(net, row, "generic", s * z)
+        received = net.features(given.received, batch.x).detach()
+        return batch.mean(net.task.loss(out, batch.y)) + self.lam * mmd(z, received, batch.weight)
+
+    def merge(self, server: Model, up: Uploads) -> Record:
+        return Model(server.row + self.aggregate(up.update, up.share, up.layout.only(f"~{OWN}")))
+
+    def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:
+        layout = cohort.layout
+        row = layout.put(layout.put(cohort.init.row, f"~{OWN}", payload.row), "personal", mine.row)
+        weight = layout.within("personal")[0]
+        rows = mine.row[:, : weight.size].reshape(-1, *weight.shape)  # [C, outputs, d]
+        return layout.put(row, "context", F.normalize(rows.sum(1), dim=1))
+
+
+class Gated(nn.Module):
+    """`[B, d] -> [B, outputs]`: a shared and a personal head, each on its share of the features."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        d = head.in_features
+        self.generic, self.personal = head, copy.deepcopy(head)
+        self.context = nn.Parameter(F.normalize(head.weight.detach().sum(0), dim=0), requires_grad=False)
+        self.policy = nn.Sequential(nn.Linear(d, 2 * d), nn.LayerNorm(2 * d))
+
+    def forward(self, z: Tensor) -> Tensor:
+        r, s = gate(z, torch.zeros_like(z[:, None]), self.context, *self.policy.parameters())
+        out: Tensor = self.personal(r * z) + self.generic(s * z)
+        return out
+
+
+def gate(
+    z: Tensor, noise: Tensor, context: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The shares r and s = 1 - r `[B, d]` that the policy gives to the personal and the shared head."""
+    q = F.linear((z * context).to(weight.dtype), weight, bias)
+    pair = F.layer_norm(q.to(gain.dtype), gain.shape, gain, shift).relu()
+    r, s = (pair.reshape(len(z), 2, -1) + noise).softmax(1).unbind(1)
+    return r, s
+
+
+def mmd(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """MMD^2 of the samples of weight 1 in `x [B, d]` and `y [B, d]`, kernel sum_a exp(-|x - y|^2 / (2 a))."""
+    pairs = weight[:, None] * weight / weight.sum().clamp(min=1).square()
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        apart = (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)
+        return torch.stack([torch.exp(-apart / (2 * width)) for width in WIDTHS]).sum(0)
+
+    return (pairs * (kernel(x, x) + kernel(y, y) - 2 * kernel(x, y))).sum()

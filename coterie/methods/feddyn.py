@@ -1,0 +1,97 @@
+"""FedDyn: FedAvg whose clients' objectives are tilted until their minimisers agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort, Init
+from coterie.errors import CoterieError
+from coterie.layout import Layout
+from coterie.method import Method, Uploads
+from coterie.net import Batch, Given, Net, Row
+from coterie.records import Model, Record, Upload
+
+
+@dataclass(frozen=True)
+class Tilted(Record):
+    """The model `row [D]` and `tilt [D]`, the mean of the clients' linear terms, 0 for buffers."""
+
+    row: Tensor
+    tilt: Tensor
+
+
+@dataclass(frozen=True)
+class FedDyn(Method):
+    """theta_i ~ argmin_w L_i(w) - <g_i, w> + alpha/2 |w - theta|^2 by SGD; g_i <- g_i - alpha (theta_i - theta).
+
+    Server: s <- s - alpha/M sum_i (theta_i - theta), theta <- mean theta_i - s / alpha, over the participants and
+    counting alike, so that s is the mean of all g_i whoever takes part. `clip` bounds the norm of each step's gradient.
+    `norm_power=1` takes the norm unsquared, as PFLlib does: a pull of constant strength alpha/2.
+    """
+
+    alpha: float = 0.1
+    clip: float | None = 10.0
+    norm_power: int = 2
+
+    family = "regularised"
+    shared = "the model"
+    keeps = "its linear term"
+    newcomer = "the shared model"
+    cite = "Acar et al., Federated learning based on dynamic regularization, ICLR 2021"
+    presets = ("pfllib",)
+
+    @classmethod
+    def pfllib(cls) -> FedDyn:
+        """The program of PFLlib: a strong pull of unsquared norm, no clipping."""
+        return cls(alpha=1.0, clip=None, norm_power=1, validation=False, published="served")
+
+    def check(self, population: int, layout: Layout) -> None:
+        if not self.alpha > 0:
+            raise CoterieError(f"feddyn's alpha must be positive, not {self.alpha}.")
+        if self.norm_power not in (1, 2):
+            raise CoterieError(f"feddyn's norm_power must be 1 or 2, not {self.norm_power}.")
+
+    def start(self, init: Init) -> Record:
+        return Tilted(init.row, torch.zeros_like(init.row))
+
+    def send(self, server: Any, ids: Tensor) -> Model:
+        return Model(server.row)
+
+    def join(self, cohort: Cohort, payload: Model) -> Model:
+        return Model(torch.zeros_like(payload.row))  # g_i
+
+    def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
+        given = {"anchor": payload.row, "tilt": mine.row}
+        objective = self.distance if self.norm_power == 1 else None
+        update = cohort.train(payload.row, given, correct=self.lean, objective=objective, clip=self.clip) - payload.row
+        return Upload(update=update), Model(mine.row - self.alpha * without_buffers(cohort.layout, update))
+
+    def lean(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
+        pull = self.alpha * (row - given.anchor) if self.norm_power == 2 else 0.0
+        return gradient - given.tilt + pull
+
+    def distance(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
+        """L(w) + alpha/2 |w - theta| on a batch."""
+        w, theta = net.tensors(row), net.tensors(given.anchor)
+        names = [entry.name for entry in net.layout.entries if entry.trainable]
+        apart = torch.cat([(w[name] - theta[name]).flatten() for name in names])
+        far: Tensor = torch.linalg.vector_norm(apart)  # its gradient is 0 where w = theta
+        return net.loss(row, batch) + self.alpha / 2 * far
+
+    def merge(self, server: Tilted, up: Uploads) -> Record:
+        moves = without_buffers(up.layout, up.update)
+        tilt = server.tilt - self.alpha / up.population * moves.sum(0)
+        even = torch.full_like(up.share, 1 / len(up.share))
+        return Tilted(server.row + self.aggregate(up.update, even, up.layout) - tilt / self.alpha, tilt)
+
+    def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:
+        return payload.row
+
+
+def without_buffers(layout: Layout, rows: Tensor) -> Tensor:
+    """`[..., D]` with 0 in the columns of buffers, which have no gradient."""
+    return layout.put(rows, "buffers", rows.new_zeros(()))

@@ -1,0 +1,106 @@
+"""FedFomo: a client mixes in the models of others as far as they lower its own validation loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from coterie import streams
+from coterie.cohort import Cohort, Init
+from coterie.method import Method, Uploads
+from coterie.records import Each, Model, Record, Upload
+
+
+@dataclass(frozen=True)
+class Affinity(Record):
+    """The clients' models `rows [M, D]`, how much client i gained from j `gain [M, M]`, and the key of the draws."""
+
+    rows: Tensor
+    gain: Tensor
+    key: Tensor
+
+
+@dataclass(frozen=True)
+class Offer(Record):
+    """Models of others `rows [m, M', D]` and whose they are `who [m, M']`."""
+
+    rows: Tensor
+    who: Tensor
+
+
+def worth(old: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
+    """omega_n = (L_i(theta_i) - L_i(theta_n)) / (|theta_n - theta_i| + 1e-5), `[C], [C, M'], [C, M'] -> [C, M']`."""
+    return (old[:, None] - losses) / (distances + 1e-5)
+
+
+def normalised(omega: Tensor) -> Tensor:
+    """max(omega, 0), divided by its sum where that is positive."""
+    positive = omega.clamp(min=0)
+    total = positive.sum(-1, keepdim=True)
+    return positive / torch.where(total > 0, total, 1)
+
+
+@dataclass(frozen=True)
+class FedFomo(Method):
+    """theta_i <- SGD_i(theta_i + sum_n w_n (theta_n - theta_i)) with w = max(omega, 0) normalised over n.
+
+    omega_n = (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i| on validation data (on training data where there
+    are none); theta_i is the client's model after its last round. The server adds up the raw omega a client reports
+    and sends it the models of the `received` clients it gained most from, or, with probability `explore`, of
+    random ones. Distances are those of the parameters. Where no model helps, a client goes on from its own.
+    """
+
+    received: int = 5
+    explore: float = 0.0
+
+    family = "personalised aggregation"
+    shared = "the models of other clients"
+    keeps = "its model"
+    down = "M'"
+    newcomer = "the mean of the models it receives, mixed towards those that help"
+    cite = "Zhang et al., Personalized federated learning with first order model optimization, ICLR 2021"
+    averages = False
+
+    def start(self, init: Init) -> Record:
+        rows = init.row.repeat(init.population, 1)
+        gain = torch.zeros(init.population, init.population, dtype=torch.float64, device=rows.device)
+        return Affinity(rows, gain, streams.key(init.seed, "fedfomo").to(rows.device))
+
+    def send(self, server: Affinity, ids: Tensor) -> Record:  # type: ignore[override]
+        clients = len(server.rows)
+        others, known = torch.arange(clients, device=ids.device), ids < clients
+        gain = torch.where(known[:, None], server.gain[torch.where(known, ids, 0)], server.gain.mean(0))  # [m, M]
+        if self.explore:
+            chance = streams.key(server.key, ids[:, None], torch.arange(clients + 1, device=ids.device))
+            chance = (chance & ((1 << 53) - 1)).double() / float(1 << 53)
+            gain = torch.where(chance[:, :1] < self.explore, chance[:, 1:], gain)
+        gain = gain.masked_fill(ids[:, None] == others, -torch.inf)  # the own model is no news
+        who = gain.sort(dim=1, descending=True, stable=True).indices[:, : max(1, min(self.received, clients - 1))]
+        return Offer(Each(server.rows[who]), Each(who))  # type: ignore[arg-type]
+
+    def join(self, cohort: Cohort, payload: Offer) -> Model:
+        if cohort.round == 0:
+            return Model(cohort.init.row.expand(cohort.size, -1))
+        return Model(self.mix(cohort, payload, payload.rows.mean(1))[0])
+
+    def mix(self, cohort: Cohort, payload: Offer, row: Tensor) -> tuple[Tensor, Tensor]:
+        """The mixed rows `[C, D]` and the raw omega `[C, M']`."""
+        apart = payload.rows - row[:, None]
+        distance = torch.linalg.vector_norm(cohort.layout.cut(apart, "parameters"), dim=-1)
+        omega = worth(cohort.loss(row, "val"), cohort.loss(payload.rows, "val"), distance)
+        return row + torch.einsum("ck,ckd->cd", normalised(omega), apart), omega
+
+    def local(self, cohort: Cohort, payload: Offer, mine: Model) -> tuple[Upload, Record]:
+        row, omega = self.mix(cohort, payload, mine.row)
+        row = cohort.train(row)
+        return Upload(update=row - mine.row, omega=omega, who=payload.who), Model(row)
+
+    def merge(self, server: Affinity, up: Uploads) -> Record:
+        rows = server.rows.index_add(0, up.ids, up.update)
+        gain = server.gain.index_put((up.ids[:, None], up.who), up.omega.double(), accumulate=True)
+        return replace(server, rows=rows, gain=gain, key=streams.key(server.key, "next"))
+
+    def deploy(self, cohort: Cohort, payload: Offer, mine: Model) -> Tensor:
+        return mine.row

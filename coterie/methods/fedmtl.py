@@ -1,0 +1,64 @@
+"""FedMTL: a model for each client, all held near their mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort, Init
+from coterie.method import Method, Uploads
+from coterie.net import Given
+from coterie.records import Model, Models, Record, Upload
+
+
+@dataclass(frozen=True)
+class FedMTL(Method):
+    """min sum_i L_i(theta_i) + lam |theta_i - mean|^2: every step adds 2 lam (theta_i - mean) to the gradient.
+
+    The mean is that of all clients, unweighted, as the server knew it when the round began; clients upload how their
+    models moved, so it is exact whoever takes part. With `detached`, the penalty has no gradient, as in PFLlib, which
+    sends all participants' models to everyone and then trains each client alone.
+    """
+
+    lam: float = 0.1
+    detached: bool = False
+
+    family = "regularised"
+    shared = "the mean of the models"
+    keeps = "its model"
+    newcomer = "the mean of the models"
+    cite = "Evgeniou, Pontil, Regularized multi-task learning, KDD 2004; not the MOCHA of Smith et al., NeurIPS 2017"
+    presets = ("pfllib",)
+
+    @classmethod
+    def pfllib(cls) -> FedMTL:
+        """The program of PFLlib: local training next to a download of m models that changes nothing."""
+        return cls(detached=True, validation=False, published="served")
+
+    def start(self, init: Init) -> Record:
+        return Models(init.row.expand(init.population, -1)) if self.detached else Model(init.row)
+
+    def join(self, cohort: Cohort, payload: Model | Models) -> Model:
+        return Model(payload.row if isinstance(payload, Model) else cohort.init.row.expand(cohort.size, -1))
+
+    def local(self, cohort: Cohort, payload: Model | Models, mine: Model) -> tuple[Upload, Record]:
+        if isinstance(payload, Models):
+            row = cohort.train(mine.row)
+            return Upload(row=row), Model(row)
+        row = cohort.train(mine.row, {"mean": payload.row}, correct=self.pull)
+        statistics = cohort.layout.cut(row - payload.row, "buffers")  # these are averaged over the participants
+        return Upload(update=cohort.layout.put(row - mine.row, "buffers", statistics)), Model(row)
+
+    def pull(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
+        return gradient + 2 * self.lam * (row - given.mean)
+
+    def merge(self, server: Model | Models, up: Uploads) -> Record:
+        if isinstance(server, Models):
+            return Models(up.row)
+        even = torch.full_like(up.share, 1 / up.population)
+        return Model(server.row + self.aggregate(up.update, even, up.layout))
+
+    def deploy(self, cohort: Cohort, payload: Model | Models, mine: Model) -> Tensor:
+        return mine.row

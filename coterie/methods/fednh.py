@@ -1,0 +1,87 @@
+"""FedNH: class prototypes, spread evenly at the start and smoothed over rounds, instead of a trained head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from coterie.cohort import Cohort, Init
+from coterie.method import Uploads
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.fedpac import by_class
+from coterie.methods.fedrod import require_scores, with_head
+from coterie.net import Batch, Given, Net
+from coterie.records import Model, Record, Upload
+
+
+@dataclass(frozen=True)
+class FedNH(FedAvg):
+    """Scores are s <z/|z|, W_c>; clients train phi (and s) with W fixed; phi <- sum_i p_i phi_i, and
+    W_c <- unit(rho W_c + (1 - rho) unit(sum_i n_ic m_ic)), m_ic = unit(mean of z/|z| over class c of client i).
+
+    W starts with orthonormal rows (unit rows, where there are more classes than features); a class that no
+    participant has keeps its prototype. `scale` is s at the start, which `learn_scale` trains. `uniform` weighs
+    clients alike. rho = 1 keeps W as it started.
+    """
+
+    rho: float = 0.9
+    scale: float = 1.0
+    learn_scale: bool = True
+    uniform: bool = False
+
+    family = "prototypes"
+    shared = "the body and class prototypes"
+    up = "1 + class features"
+    newcomer = "the shared model"
+    cite = "Dai et al., Tackling data heterogeneity in federated learning with class prototypes, AAAI 2023"
+    presets = ("official",)
+
+    @classmethod
+    def official(cls) -> FedNH:
+        """The released program: clients count alike whatever their size."""
+        return cls(uniform=True, validation=False)
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        def build(head: nn.Linear) -> nn.Module:
+            return Prototypes(head, self.scale, self.learn_scale)
+
+        return with_head(module, build, "prototypes", self.name)
+
+    def start(self, init: Init) -> Record:
+        require_scores(init, self.name, "prototypes")
+        unit = F.normalize(init.layout.cut(init.row, "prototypes").view(init.classes, -1), dim=1)
+        return Model(init.layout.put(init.row, "prototypes", unit.flatten()))
+
+    def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
+        row = cohort.train(payload.row)
+        means = F.normalize(cohort.total(directions, row), dim=2)  # [C, classes, d]
+        return Upload(update=row - payload.row, means=means, counts=cohort.histogram.to(row.dtype)), mine
+
+    def merge(self, server: Model, up: Uploads) -> Record:
+        weights = torch.full_like(up.share, 1 / len(up.share)) if self.uniform else up.share
+        row = server.row + self.aggregate(up.update, weights, up.layout, self.server_lr)
+        old = up.layout.cut(server.row, "prototypes").view_as(up.means[0])
+        mean = (up.counts[:, :, None] * up.means).sum(0)
+        new = F.normalize(self.rho * old + (1 - self.rho) * F.normalize(mean, dim=1), dim=1)
+        seen = mean.square().sum(1, keepdim=True) > 0
+        return Model(up.layout.put(row, "prototypes", torch.where(seen, new, old).flatten()))
+
+
+class Prototypes(nn.Module):
+    """`[B, d] -> [B, classes]`: the scaled cosine of features and fixed prototypes."""
+
+    def __init__(self, head: nn.Linear, scale: float, learn_scale: bool) -> None:
+        super().__init__()
+        self.prototypes = nn.Parameter(nn.init.orthogonal_(torch.empty_like(head.weight)), requires_grad=False)
+        self.scale = nn.Parameter(torch.full((1,), scale), requires_grad=learn_scale)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.scale * F.linear(F.normalize(z, dim=-1), self.prototypes)
+
+
+def directions(net: Net, row: Tensor, batch: Batch, given: Given) -> Tensor:
+    """Sums of unit features by class, `[classes, d]`."""
+    return by_class(net, batch, F.normalize(net.features(row, batch.x), dim=1))

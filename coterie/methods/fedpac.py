@@ -1,0 +1,171 @@
+"""FedPAC: features aligned over clients, and for each client the best combination of all heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from coterie.algebra import gram, simplex_qp
+from coterie.cohort import Cohort, Init
+from coterie.method import Method, Uploads, enrol
+from coterie.methods.fedrod import require_scores
+from coterie.net import Batch, Given, Net, Row
+from coterie.records import Each, Model, Record, Upload
+
+
+@dataclass(frozen=True)
+class Told(Record):
+    """First contact: V `[C]` and H `[C, classes, d]`."""
+
+    V: Tensor
+    H: Tensor
+
+
+@dataclass(frozen=True)
+class Sent(Record):
+    """Body, prototypes c `[classes, d]`, which of them are known `[classes]`, and the client's combined head."""
+
+    body: Tensor
+    prototypes: Tensor
+    known: Tensor
+    head: Tensor | Each
+
+
+@dataclass(frozen=True)
+class Server(Record):
+    """What is sent, and of every client the last uploaded head, V and H; `met` are those that uploaded."""
+
+    body: Tensor
+    prototypes: Tensor
+    known: Tensor
+    first: Tensor  # the initial head
+    heads: Tensor  # [M, h] combined ones
+    uploaded: Tensor  # [M, h]
+    V: Tensor
+    H: Tensor
+    met: Tensor
+
+
+def combination(V: Tensor, products: Tensor, target: int, threshold: float = 0.0) -> Tensor:
+    """argmin over the simplex of a'(diag V + D)a `[m]`, D_jl = <H_t - H_j, H_t - H_l>; what is below is cut off.
+
+    `products` are the inner products of all H; `V` belongs to the last m of them, which the combination is made of.
+    """
+    own, rest = products[target], slice(len(products) - len(V), None)
+    P = torch.diag(V.double().cpu()) + own[target] - own[rest, None] - own[None, rest] + products[rest, rest]
+    near = 1 / P.diagonal().clamp(min=1e-300)
+    a = simplex_qp(P, start=near / near.sum())
+    kept = torch.where(a < threshold, 0, a)
+    return kept / kept.sum() if bool(kept.any()) else a
+
+
+@dataclass(frozen=True)
+class FedPAC(Method):
+    """h_i <- SGD_i(h_i), then phi_i <- SGD_i of CE + lam/d |z - c_y|^2; phi <- sum_i p_i phi_i, h_i <- sum_j a_ij h_j.
+
+    c_k in R^d is the mean feature of class k over all clients' trained bodies; a class nobody has had does not pull.
+    With H_i[k] = (1/n_i) sum of z over class k and V_i = (mean |z|^2 - |H_i|^2) / n_i under the received body, a_i
+    minimises the error sum_j a_j^2 V_j + |H_i - sum_j a_j H_j|^2 on the simplex; weights below `threshold` are
+    dropped. The head trains for `head_epochs` at `head_lr` (by default the run's), the body for the run's epochs.
+    """
+
+    lam: float = 1.0
+    head_epochs: int = 1
+    head_lr: float | None = None
+    threshold: float = 1e-3
+
+    family = "decoupled"
+    shared = "the body, class prototypes and heads"
+    down = "1 + prototypes"
+    up = "1 + class features"
+    newcomer = "the shared body and a combined head"
+    cite = "Xu, Tong, Huang, Personalized federated learning with feature alignment and classifier collaboration, 2023"
+
+    def start(self, init: Init) -> Record:
+        require_scores(init, self.name)
+        row, width = init.row, init.layout.within("head")[0].shape[1]
+        head, none = init.layout.cut(row, "head"), row.new_zeros(0)
+        prototypes = row.new_zeros(init.classes, width)
+        return Server(
+            init.layout.cut(row, "~head"), prototypes, none.new_zeros(init.classes), head, head[None][:0],
+            head[None][:0], none, prototypes[None][:0], none.bool(),
+        )
+
+    def hello(self, server: Server) -> Record:  # type: ignore[override]
+        return Model(server.body)
+
+    def introduce(self, cohort: Cohort, hello: Model) -> Record:
+        return self.facts(cohort, cohort.layout.put(cohort.init.row, "~head", hello.row))
+
+    def admit(self, server: Server, ids: Tensor, introductions: Told) -> Record:  # type: ignore[override]
+        heads = server.first.expand(len(ids), -1)
+        if server.met.any():
+            pool = torch.cat([introductions.H, server.H[server.met]])
+            heads = self.combined(server.V[server.met], pool, server.uploaded[server.met])[: len(ids)]
+        return replace(
+            server, heads=enrol(server.heads, ids, heads), uploaded=enrol(server.uploaded, ids, heads),
+            V=enrol(server.V, ids, introductions.V), H=enrol(server.H, ids, introductions.H),
+            met=enrol(server.met, ids, torch.zeros_like(ids, dtype=torch.bool)),
+        )
+
+    def send(self, server: Server, ids: Tensor) -> Record:  # type: ignore[override]
+        return Sent(server.body, server.prototypes, server.known, Each(server.heads[ids]))
+
+    def local(self, cohort: Cohort, payload: Sent, mine: Record) -> tuple[Upload, Record]:
+        row = self.deploy(cohort, payload, mine)
+        told = self.facts(cohort, row)
+        row = cohort.train(row, epochs=self.head_epochs, lr=self.head_lr, part="head")
+        given = {"prototypes": payload.prototypes, "known": payload.known}
+        row = cohort.train(row, given, part="~head", objective=self.aligned)
+        body, head = cohort.layout.cut(row, "~head"), cohort.layout.cut(row, "head")
+        features, counts = cohort.total(moments, row)["features"], cohort.histogram.to(row.dtype)
+        return Upload(update=body - payload.body, head=head, V=told.V, H=told.H, features=features, counts=counts), mine
+
+    def aligned(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
+        z = net.features(row, batch.x)
+        apart = (z - given.prototypes[batch.y]).square().mean(1) * given.known[batch.y]
+        return batch.mean(net.task.loss(net.head(row, z), batch.y) + self.lam * apart)
+
+    def facts(self, cohort: Cohort, row: Tensor) -> Told:
+        sums, n = cohort.total(moments, row), cohort.n.to(row.dtype)
+        H = sums["features"] / n[:, None, None]
+        return Told(((sums["squares"] / n - H.square().sum((1, 2))) / n).clamp(min=0), H)
+
+    def combined(self, V: Tensor, H: Tensor, heads: Tensor) -> Tensor:
+        """The head of each client with features `H [t, classes, d]`, made of the last m clients' `heads [m, h]`."""
+        products = gram(H.flatten(1))
+        a = torch.stack([combination(V, products, target, self.threshold) for target in range(len(H))])
+        return a.to(heads.device, heads.dtype) @ heads
+
+    def merge(self, server: Server, up: Uploads) -> Record:
+        counts = up.counts.sum(0)
+        seen, sums = counts > 0, up.features.sum(0)
+        return replace(
+            server,
+            body=server.body + self.aggregate(up.update, up.share, up.layout.only("~head")),
+            prototypes=torch.where(seen[:, None], sums / counts.clamp(min=1)[:, None], server.prototypes),
+            known=torch.maximum(server.known, seen.to(server.known.dtype)),
+            heads=enrol(server.heads, up.ids, self.combined(up.V, up.H, up.head)),
+            uploaded=enrol(server.uploaded, up.ids, up.head),
+            V=enrol(server.V, up.ids, up.V), H=enrol(server.H, up.ids, up.H),
+            met=enrol(server.met, up.ids, torch.ones_like(up.ids, dtype=torch.bool)),
+        )
+
+    def deploy(self, cohort: Cohort, payload: Sent, mine: Record) -> Tensor:
+        row = cohort.layout.put(cohort.init.row, "~head", payload.body)
+        assert isinstance(payload.head, Tensor)
+        return cohort.layout.put(row, "head", payload.head)
+
+
+def moments(net: Net, row: Tensor, batch: Batch, given: Given) -> dict[str, Tensor]:
+    """Sums over samples: features by class `[classes, d]`, and their squared norms."""
+    z = net.features(row, batch.x)
+    return {"features": by_class(net, batch, z), "squares": (z.square().sum(1) * batch.weight).sum()}
+
+
+def by_class(net: Net, batch: Batch, z: Tensor) -> Tensor:
+    """Sums of `z [B, d]` over the samples of each class, `[classes, d]`."""
+    member = batch.y[:, None] == torch.arange(net.task.classes, device=z.device)  # [B, classes]
+    return (member.to(z.dtype) * batch.weight[:, None]).T @ z

@@ -1,0 +1,105 @@
+"""FedSoft: K cluster models, and personal models held near those that explain a client's samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort, Init
+from coterie.errors import CoterieError
+from coterie.layout import Layout
+from coterie.method import Method, Uploads
+from coterie.net import Batch, Given, Net
+from coterie.records import Models, Record, Upload
+
+
+@dataclass(frozen=True)
+class Own(Record):
+    """The client's model `row [C, D]` and how much each cluster matters to it `u [C, K]`."""
+
+    row: Tensor
+    u: Tensor
+
+
+def wins(net: Net, row: Tensor, batch: Batch, given: Given) -> Tensor:
+    """How many samples of the batch each of `given.rows [K, D]` has the least loss on, `[K]`."""
+    losses = torch.stack([net.task.loss(net(one, batch.x), batch.y) for one in given.rows.unbind()])  # [K, B]
+    best = losses.argmin(0, keepdim=True) == torch.arange(len(losses), device=losses.device)[:, None]
+    return (best.to(losses.dtype) * batch.weight).sum(1)
+
+
+def shares(u: Tensor, n: Tensor) -> Tensor:
+    """v_is = u_is n_i / sum_j u_js n_j, `[m, K], [m] -> [m, K]` in float64."""
+    mass = u.double() * n[:, None]
+    return mass / mass.sum(0)
+
+
+def blend(u: Tensor, rows: Tensor) -> Tensor:
+    """`[C, K], [C, K, D] -> [C, D]`: the mean of the cluster models, weighted by u."""
+    return torch.einsum("ck,ckd->cd", u / u.sum(-1, keepdim=True), rows)
+
+
+@dataclass(frozen=True)
+class FedSoft(Method):
+    """w_i <- SGD from w_i on L_i(w) + lam / 2 sum_s u_is |w - c_s|^2; c_s = sum_i v_is w_i, v_is ~ u_is n_i.
+
+    u_is = max(n_is / n_i, sigma) with n_is the samples of client i on which cluster model s has the least loss,
+    counted anew in every `every`-th round. The cluster models start from independent draws; all participants
+    take part in every cluster.
+    """
+
+    models: int = 3
+    lam: float = 0.1
+    sigma: float = 1e-4
+    every: int = 1
+
+    family = "few models"
+    shared = "K models"
+    keeps = "its model"
+    down = "K"
+    newcomer = "the mixture of the cluster models by its samples, trained for a round near them"
+    cite = "Ruan, Joe-Wong, FedSoft: soft clustered federated learning with proximal local updating, AAAI 2022"
+
+    def check(self, population: int, layout: Layout) -> None:
+        if not 1 <= self.models <= population:
+            raise CoterieError(f"{self.name} with {self.models} models needs as many clients; there are {population}.")
+
+    def start(self, init: Init) -> Record:
+        return Models(init.rows(self.models))
+
+    def join(self, cohort: Cohort, payload: Models) -> Own:
+        u = self.importance(cohort, payload)
+        if cohort.round == 0:
+            return Own(cohort.init.row.expand(cohort.size, -1), u)
+        return Own(self.solve(cohort, payload, blend(u, payload.rows), u), u)
+
+    def importance(self, cohort: Cohort, payload: Models) -> Tensor:
+        won = cohort.total(wins, payload.rows[:, 0], {"rows": payload.rows})
+        share: Tensor = won / cohort.n[:, None]
+        return share.clamp(min=self.sigma)
+
+    def solve(self, cohort: Cohort, payload: Models, row: Tensor, u: Tensor) -> Tensor:
+        """sum_s u_s |w - c_s|^2 has the gradient of (sum_s u_s) |w - c|^2, c being the u-weighted mean of the c_s."""
+        return cohort.train(row, {"mean": blend(u, payload.rows), "mass": u.sum(-1)}, correct=self.pull)
+
+    def pull(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
+        return gradient + self.lam * given.mass * (row - given.mean)
+
+    def local(self, cohort: Cohort, payload: Models, mine: Own) -> tuple[Upload, Record]:
+        u = mine.u if cohort.round % self.every else self.importance(cohort, payload)
+        row = self.solve(cohort, payload, mine.row, u)
+        return Upload(offset=row - blend(u, payload.rows), u=u), Own(row, u)
+
+    def merge(self, server: Models, up: Uploads) -> Record:
+        w = blend(up.u, server.rows.expand(len(up.u), -1, -1)) + up.offset
+        v = shares(up.u, up.n)
+        moves = [self.aggregate(w - old, v[:, s], up.layout) for s, old in enumerate(server.rows)]
+        return Models(server.rows + torch.stack(moves))
+
+    def deploy(self, cohort: Cohort, payload: Models, mine: Own) -> Tensor:
+        return mine.row
+
+    def report(self, server: Models, up: Uploads) -> dict[str, Tensor]:
+        return {"importance": up.u.mean(0)}

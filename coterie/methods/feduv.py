@@ -1,0 +1,72 @@
+"""FedUV: FedAvg whose clients keep their scores varied and their features spread."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort, Init
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.fedrod import require_scores
+from coterie.net import Batch, Given, Net, Row
+from coterie.records import Model, Record, Upload
+
+
+@dataclass(frozen=True)
+class FedUV(FedAvg):
+    """Clients minimise CE + variance * V + uniformity * U over each batch.
+
+    V = mean_c max(0, 1/sqrt(C) - std of softmax(scores)_c), whose bound is what one sample of each class would have;
+    U = mean over pairs of exp(-|z_a - z_b|^2 / s2), s2 the median of their non-zero squares, taken as a constant.
+    A single sample has neither variance nor pairs.
+    """
+
+    variance: float = 2.5
+    uniformity: float = 0.5
+
+    family = "regularised"
+    shared = "the model"
+    newcomer = "the shared model"
+    cite = "Son et al., FedUV: uniformity and variance for heterogeneous federated learning, CVPR 2024"
+
+    def start(self, init: Init) -> Record:
+        require_scores(init, self.name)
+        return super().start(init)
+
+    def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
+        return Upload(update=cohort.train(payload.row, objective=self.spread) - payload.row), mine
+
+    def spread(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
+        z = net.features(row, batch.x)
+        scores = net.head(row, z)
+        loss = batch.mean(net.task.loss(scores, batch.y))
+        flat = lacking_variance(scores.softmax(-1), batch.weight)
+        return loss + self.variance * flat + self.uniformity * crowding(z, batch.weight)
+
+
+def lacking_variance(p: Tensor, weight: Tensor) -> Tensor:
+    """V of `p [B, classes]` over the samples of weight 1, with the unbiased standard deviation."""
+    n = weight.sum()
+    centred = (p - (weight @ p) / n.clamp(min=1)) * weight[:, None]
+    variance = centred.square().sum(0) / (n - 1).clamp(min=1)
+    some = variance > 0  # the root has no slope at 0
+    std = torch.where(some, torch.where(some, variance, 1).sqrt(), 0)
+    return (1 / math.sqrt(p.shape[1]) - std).clamp(min=0).mean()
+
+
+def crowding(z: Tensor, weight: Tensor) -> Tensor:
+    """U of `z [B, d]` over the pairs of samples of weight 1; 0 where there is no pair."""
+    pairs = torch.ones(len(z), len(z), dtype=torch.bool, device=z.device).triu(1) & (weight[:, None] * weight > 0)
+    square = z.square().sum(1)
+    total = square[:, None] + square
+    apart = total - 2 * z @ z.T
+    apart = torch.where(apart > 8 * torch.finfo(z.dtype).eps * total, apart, 0)  # equal up to rounding is equal
+    counted = pairs & (apart > 0)
+    rising = torch.where(counted, apart.detach(), torch.inf).flatten().sort().values
+    middle = ((counted.sum() - 1).clamp(min=0) // 2).view(1)
+    median = rising.gather(0, middle)
+    near = torch.exp(-apart / torch.where(torch.isfinite(median), median, 1))
+    return torch.where(pairs, near, 0).sum() / pairs.sum().clamp(min=1)

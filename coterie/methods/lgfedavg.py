@@ -1,0 +1,24 @@
+"""LG-FedAvg: personal bodies under a shared head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coterie.methods.fedper import FedPer
+
+
+@dataclass(frozen=True)
+class LGFedAvg(FedPer):
+    """(phi_i, h_i) <- SGD_i(phi_i, h) jointly; h <- sum_i p_i h_i; the body phi_i never leaves its client.
+
+    FedPer turned round. `personal` names what stays: `~head`, any other part, `none` (FedAvg) or `all` (Local).
+    For the paper's warm start pass a module that FedAvg has trained: clients and newcomers begin with its body.
+    """
+
+    personal: str = "~head"
+
+    shared = "the head"
+    keeps = "its body"
+    down = up = "head"
+    newcomer = "the shared head over a body trained from the initialisation for one round"
+    cite = "Liang et al., Think locally, act globally: federated learning with local and global representations, 2020"

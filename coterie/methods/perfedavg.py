@@ -1,0 +1,74 @@
+"""Per-FedAvg: a shared model from which one step on a client's data gives a good personal one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort
+from coterie.methods.fedavg import FedAvg
+from coterie.net import Batch, Given, Net, Row
+from coterie.records import Model, Record, Upload
+
+
+@dataclass(frozen=True)
+class PerFedAvg(FedAvg):
+    """min sum_i p_i L_i(w - alpha grad L_i(w)) by local steps on independent batches D, D', D'':
+
+    g = grad L(w - alpha grad L(w; D); D') and w <- w - beta (g - alpha H g) from the old w, where H is the Hessian at
+    w on D''. `order` drops the term H g (`first`), takes it as a difference quotient of gradients at w +- delta g
+    (`hessian_free`; across the kinks of ReLU networks it is only tame for small alpha), or as it is (`exact`). alpha
+    and beta are by default the run's learning rate. A client deploys theta after `steps` steps of size alpha on its
+    training batches (none: the run's local epochs).
+    """
+
+    order: Literal["first", "hessian_free", "exact"] = "first"
+    alpha: float | None = None
+    beta: float | None = None
+    delta: float = 1e-3
+    steps: int | None = 1
+
+    family = "meta-learning"
+    newcomer = "the shared model after its own step"
+    cite = "Fallah, Mokhtari, Ozdaglar, Personalized federated learning with theoretical guarantees: " \
+        "a model-agnostic meta-learning approach, NeurIPS 2020"
+
+    def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
+        alpha = payload.row.new_full((cohort.size,), cohort.lr if self.alpha is None else self.alpha)
+        streams = 2 if self.order == "first" else 3
+        end = cohort.loop(self.step, Model(payload.row), {"alpha": alpha}, lr=self.beta, streams=streams)
+        return Upload(update=end.row - payload.row), mine
+
+    def step(self, net: Net, s: Given, batches: tuple[Batch, ...], given: Given) -> Mapping[str, Tensor]:
+        second, first = batches[:2]  # D' is the stream that plain training would see
+        ahead = s.row - given.alpha * net.grad(s.row.clone(), first)
+        g = net.grad(ahead, second)
+        if self.order != "first":
+            g = g - given.alpha * self.curvature(net, s.row, g, batches[2])
+        return {"row": net.with_buffers(s.row - given.lr * g, ahead)}
+
+    def curvature(self, net: Net, row: Tensor, g: Tensor, batch: Batch) -> Tensor:
+        """H g at `row [D]` on a batch."""
+        if self.order == "exact":
+            return net.grad(row.clone(), batch, slope, Given(direction=g))
+        return (net.grad(row + self.delta * g, batch) - net.grad(row - self.delta * g, batch)) / (2 * self.delta)
+
+    def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
+        return cohort.train(payload.row, steps=self.steps, lr=self.alpha)
+
+
+def slope(net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
+    """<grad L(row), direction>, whose gradient is H direction."""
+    tensors, direction = net.tensors(row), net.tensors(given.direction)
+    names = [entry.name for entry in net.layout.entries if entry.trainable]
+
+    def along(moving: dict[str, Tensor]) -> Tensor:
+        fixed = {name: t.clone() for name, t in tensors.items() if name not in moving}  # statistics move in copies
+        return net.loss({**fixed, **moving}, batch)
+
+    primal, tangent = ({name: t[name] for name in names} for t in (tensors, direction))
+    return torch.func.jvp(along, (primal,), (tangent,))[1]  # type: ignore[no-any-return]

@@ -1,0 +1,66 @@
+"""SCAFFOLD: FedAvg whose clients correct their drift by control variates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort, Init
+from coterie.method import Uploads
+from coterie.methods.fedavg import FedAvg
+from coterie.net import Given
+from coterie.records import Model, Record, Upload
+
+
+@dataclass(frozen=True)
+class Steered(Record):
+    """The model `row [D]` and the mean `control [D]` of the clients' control variates, 0 for buffers."""
+
+    row: Tensor
+    control: Tensor
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(FedAvg):
+    """y <- y - lr (grad - c_i + c) from y = theta; theta <- theta + server_lr mean (y_i - theta); c is the mean c_i.
+
+    A client's new control variate is the mean gradient along its `path` of tau steps, c_i - c + (theta - y) / (tau lr),
+    or the full `gradient` at theta. Clients count alike, as in the paper, or by their samples with `weighted`; c moves
+    by the participants' changes over M, so it is the mean over all clients whoever takes part.
+    """
+
+    variate: Literal["path", "gradient"] = "path"
+    weighted: bool = False
+
+    shared = "the model and a control variate"
+    keeps = "its control variate"
+    down = up = "2"
+    cite = "Karimireddy et al., SCAFFOLD: stochastic controlled averaging for federated learning, ICML 2020"
+
+    def start(self, init: Init) -> Record:
+        return Steered(init.row, torch.zeros_like(init.row))
+
+    def join(self, cohort: Cohort, payload: Steered) -> Model:
+        return Model(torch.zeros_like(payload.row))  # c_i
+
+    def local(self, cohort: Cohort, payload: Steered, mine: Model) -> tuple[Upload, Record]:  # type: ignore[override]
+        drift = payload.control - mine.row
+        row = cohort.train(payload.row, {"drift": drift}, correct=self.steer)
+        if self.variate == "gradient":
+            control = cohort.grad(payload.row)
+        else:
+            steps = cohort.steps().clamp(min=1).to(row.dtype)[:, None]
+            control = (payload.row - row) / (steps * cohort.lr) - drift
+        control = cohort.layout.put(control, "buffers", control.new_zeros(()))
+        return Upload(update=row - payload.row, control=control - mine.row), Model(control)
+
+    def steer(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
+        return gradient + given.drift
+
+    def merge(self, server: Steered, up: Uploads) -> Record:  # type: ignore[override]
+        weights = up.share if self.weighted else torch.full_like(up.share, 1 / len(up.share))
+        row = server.row + self.aggregate(up.update, weights, up.layout, self.server_lr)
+        return Steered(row, server.control + up.control.sum(0) / up.population)
