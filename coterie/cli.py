@@ -58,7 +58,7 @@ PartitionOption = Annotated[
 ]
 ClientsOption = Annotated[int | None, typer.Option("--clients", help="Clients that train.")]
 UnseenOption = Annotated[int | None, typer.Option("--unseen", help="Further clients kept out of training.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="mlp, cnn, resnet18, textcnn, ..., with options: mlp:hidden=64,32")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="mlp, cnn, resnet18, ...; with options: mlp:hidden=64,32")]
 HeadOption = Annotated[str | None, typer.Option("--head", help="The layer that makes the scores.")]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 SetOption = Annotated[
@@ -146,7 +146,7 @@ def data_command(
 def methods_command(name: Annotated[str | None, typer.Argument(help="Print one method's page.")] = None) -> None:
     """List the methods, or explain one."""
     if name is None:
-        console.print(_methods_table())
+        _wide().print(_methods_table())
         return
     _method_page(registry.method(name))
 
@@ -244,8 +244,13 @@ def _fresh_folder(name: str) -> Path:
 # -- printing --------------------------------------------------------------------------------------------------------
 
 
+def _wide() -> Console:
+    """Where output goes to a file or a pipe there is no width to respect."""
+    return console if console.is_terminal else Console(width=max(console.width, 118))
+
+
 def _print(results: list[Result]) -> None:
-    wide = Console(width=max(console.width, 118)) if not console.is_terminal else console
+    wide = _wide()
     wide.print(comparison(results))
     if len({result.method for result in results}) > 1:
         wide.print(verdict(results), highlight=False)
@@ -253,10 +258,13 @@ def _print(results: list[Result]) -> None:
 
 def _methods_table() -> Table:
     table = Table(title=f"coterie {coterie.__version__}: {len(registry.methods())} methods", box=None, pad_edge=False)
-    for header in ("method", "family", "shared", "client keeps", "down", "up", "a newcomer gets"):
-        table.add_column(header, overflow="fold")
-    for name, cls in sorted(registry.methods().items(), key=lambda item: (item[1].family, item[0])):
-        table.add_row(name, cls.family, cls.shared, cls.keeps, cls.down, cls.up, cls.newcomer)
+    for header in ("method", "shared", "client keeps", "down", "up", "a newcomer gets"):
+        table.add_column(header)
+    by_family = sorted(registry.methods().items(), key=lambda item: (item[1].family, item[0]))
+    for family, group in itertools.groupby(by_family, key=lambda item: item[1].family):
+        table.add_row(f"[bold]{family}[/bold]")
+        for name, cls in group:
+            table.add_row(f"  {name}", cls.shared, cls.keeps, cls.down, cls.up, cls.newcomer)
     plugs = ", ".join(sorted(registry.aggregators()))
     table.caption = f"down and up in models a client and round; aggregators: {plugs}"
     return table

@@ -78,15 +78,15 @@ class Method:
         """Fresh rows -> server state."""
         raise NotImplementedError
 
-    def hello(self, server: Record) -> Record:
+    def hello(self, server: Any) -> Record:
         """What a client is told at first contact, before it introduces itself."""
         return Nothing()
 
-    def admit(self, server: Record, ids: Tensor, introductions: Record) -> Record:
+    def admit(self, server: Any, ids: Tensor, introductions: Any) -> Any:
         """Clients arrive -> server state; for unseen clients it acts on a copy that is thrown away."""
         return server
 
-    def send(self, server: Record, ids: Tensor) -> Record:
+    def send(self, server: Any, ids: Tensor) -> Any:
         """Server state -> payload; by default the whole state, alike for every client."""
         return server
 

@@ -224,7 +224,8 @@ class Simulation:
             self.method.introduce(self.cohort(wave), records.spread(hello, len(wave))) for wave in self._waves(ids)
         ]
         introductions = type(told[0]).of(records.concatenate([one.tensors() for one in told]))
-        return self.method.admit(server, torch.from_numpy(ids).to(self.device), introductions)
+        admitted: Record = self.method.admit(server, torch.from_numpy(ids).to(self.device), introductions)
+        return admitted
 
     def _payload(self, server: Record, ids: IntArray) -> Record:
         sent = self.method.send(server, torch.from_numpy(ids).to(self.device))

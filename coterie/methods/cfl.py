@@ -85,7 +85,7 @@ class CFL(Method):
         moves = empty.new_zeros(init.population, empty.shape[1])
         return Tree(row[None], none, moves, empty.new_zeros(()).double(), row[None][:0], none, empty, none, none > 0)
 
-    def hello(self, server: Tree) -> Record:  # type: ignore[override]
+    def hello(self, server: Tree) -> Record:
         return Models(server.splits)
 
     def introduce(self, cohort: Cohort, hello: Models) -> Record:
@@ -93,7 +93,7 @@ class CFL(Method):
         moves = cohort.train(hello.rows) - hello.rows if hello.rows.shape[1] else hello.rows
         return Models(cohort.layout.cut(moves, "parameters"))
 
-    def admit(self, server: Tree, ids: Tensor, introductions: Models) -> Record:  # type: ignore[override]
+    def admit(self, server: Tree, ids: Tensor, introductions: Models) -> Record:
         leaf = torch.zeros_like(ids)
         for s, parent in enumerate(server.parent.tolist()):
             here = server.of_split == s
@@ -102,7 +102,7 @@ class CFL(Method):
             leaf = torch.where(goes, s + 1, leaf)
         return replace(server, leaf=enrol(server.leaf, ids, leaf))
 
-    def send(self, server: Tree, ids: Tensor) -> Record:  # type: ignore[override]
+    def send(self, server: Tree, ids: Tensor) -> Record:
         return Model(Each(server.rows[server.leaf[ids]]))  # type: ignore[arg-type]
 
     def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:

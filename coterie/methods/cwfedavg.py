@@ -91,7 +91,7 @@ class CwFedAvg(Method):
         none = torch.zeros(0, init.classes, dtype=torch.float64, device=row.device)
         return PerClass(row, row[columns].repeat(init.classes, 1), columns, none)
 
-    def hello(self, server: PerClass) -> Record:  # type: ignore[override]
+    def hello(self, server: PerClass) -> Record:
         return Nothing() if self.distribution == "true" else Model(server.row)
 
     def introduce(self, cohort: Cohort, hello: Model) -> Record:
@@ -100,10 +100,10 @@ class CwFedAvg(Method):
         row = hello.row if cohort.round == 0 else self.train(cohort, hello.row)  # a newcomer trains to be estimated
         return Mixture(norms(weight(row, cohort.layout)).double())
 
-    def admit(self, server: PerClass, ids: Tensor, introductions: Mixture) -> Record:  # type: ignore[override]
+    def admit(self, server: PerClass, ids: Tensor, introductions: Mixture) -> Record:
         return replace(server, mix=enrol(server.mix, ids, introductions.mix))
 
-    def send(self, server: PerClass, ids: Tensor) -> Record:  # type: ignore[override]
+    def send(self, server: PerClass, ids: Tensor) -> Record:
         return Model(Each(self.personal(server, ids)))  # type: ignore[arg-type]
 
     def personal(self, server: PerClass, ids: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class FedAMP(Method):
         rows = init.row.repeat(init.population, 1)
         return Cloud(rows, attention(init.layout.cut(rows, "parameters"), self.alpha, self.sigma))
 
-    def send(self, server: Cloud, ids: Tensor) -> Record:  # type: ignore[override]
+    def send(self, server: Cloud, ids: Tensor) -> Record:
         known, mean = ids < len(server.rows), torch.full_like(server.xi[0], 1 / len(server.rows))
         xi = torch.where(known[:, None], server.xi[torch.where(known, ids, 0)], mean)
         return Model(Each(xi.to(server.rows.dtype) @ server.rows))  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ class FedFomo(Method):
         gain = torch.zeros(init.population, init.population, dtype=torch.float64, device=rows.device)
         return Affinity(rows, gain, streams.key(init.seed, "fedfomo").to(rows.device))
 
-    def send(self, server: Affinity, ids: Tensor) -> Record:  # type: ignore[override]
+    def send(self, server: Affinity, ids: Tensor) -> Record:
         clients = len(server.rows)
         others, known = torch.arange(clients, device=ids.device), ids < clients
         gain = torch.where(known[:, None], server.gain[torch.where(known, ids, 0)], server.gain.mean(0))  # [m, M]

@@ -93,13 +93,13 @@ class FedPAC(Method):
             head[None][:0], none, prototypes[None][:0], none.bool(),
         )
 
-    def hello(self, server: Server) -> Record:  # type: ignore[override]
+    def hello(self, server: Server) -> Record:
         return Model(server.body)
 
     def introduce(self, cohort: Cohort, hello: Model) -> Record:
         return self.facts(cohort, cohort.layout.put(cohort.init.row, "~head", hello.row))
 
-    def admit(self, server: Server, ids: Tensor, introductions: Told) -> Record:  # type: ignore[override]
+    def admit(self, server: Server, ids: Tensor, introductions: Told) -> Record:
         heads = server.first.expand(len(ids), -1)
         if server.met.any():
             pool = torch.cat([introductions.H, server.H[server.met]])
@@ -110,7 +110,7 @@ class FedPAC(Method):
             met=enrol(server.met, ids, torch.zeros_like(ids, dtype=torch.bool)),
         )
 
-    def send(self, server: Server, ids: Tensor) -> Record:  # type: ignore[override]
+    def send(self, server: Server, ids: Tensor) -> Record:
         return Sent(server.body, server.prototypes, server.known, Each(server.heads[ids]))
 
     def local(self, cohort: Cohort, payload: Sent, mine: Record) -> tuple[Upload, Record]:

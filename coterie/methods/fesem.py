@@ -85,7 +85,7 @@ class FeSEM(Method):
         none = torch.zeros(0, dtype=torch.int64, device=init.row.device)
         return Centres(init.row[None], none, torch.zeros(1, dtype=torch.bool, device=none.device))
 
-    def hello(self, server: Centres) -> Record:  # type: ignore[override]
+    def hello(self, server: Centres) -> Record:
         return Start(server.rows[server.cluster].mean(0) if len(server.cluster) else server.rows[0], server.rows)
 
     def introduce(self, cohort: Cohort, hello: Start) -> Record:
@@ -93,10 +93,10 @@ class FeSEM(Method):
         apart = distances(*(cohort.layout.cut(t, "parameters") for t in (row[:, None], hello.rows)))  # [C, 1, k]
         return Choice(apart[:, 0].argmin(1))
 
-    def admit(self, server: Centres, ids: Tensor, introductions: Choice) -> Record:  # type: ignore[override]
+    def admit(self, server: Centres, ids: Tensor, introductions: Choice) -> Record:
         return Centres(server.rows, enrol(server.cluster, ids, introductions.cluster), server.placed)
 
-    def send(self, server: Centres, ids: Tensor) -> Record:  # type: ignore[override]
+    def send(self, server: Centres, ids: Tensor) -> Record:
         return Model(Each(server.rows[server.cluster[ids]]))  # type: ignore[arg-type]
 
     def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:

@@ -98,7 +98,7 @@ class PACFL(Method):
             return torch.cat([u for u, _ in found], 1)
         return leading(torch.cat([u * s for u, s in found], 1).T, max(1, x.shape[1] // 2))[0]
 
-    def admit(self, server: Clusters, ids: Tensor, introductions: Signature) -> Record:  # type: ignore[override]
+    def admit(self, server: Clusters, ids: Tensor, introductions: Signature) -> Record:
         if not len(server.cluster):  # first contact: nobody is in a cluster yet
             basis = introductions.basis
             cluster = self.merged(angles(basis, basis, self.measure))
@@ -121,7 +121,7 @@ class PACFL(Method):
             cut = tree[gaps.argmax(), 2] + gaps.max() / 2
         return torch.from_numpy(fcluster(tree, cut, "distance").astype(np.int64) - 1)
 
-    def send(self, server: Clusters, ids: Tensor) -> Record:  # type: ignore[override]
+    def send(self, server: Clusters, ids: Tensor) -> Record:
         return Model(Each(server.rows[server.cluster[ids]]))  # type: ignore[arg-type]
 
     def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:

@@ -115,7 +115,7 @@ class PFedHN(Method):
         back = torch.func.vjp(self.generate, server.first, server.middle, server.outer, e)[1]
         return back
 
-    def hello(self, server: Hyper) -> Record:  # type: ignore[override]
+    def hello(self, server: Hyper) -> Record:
         return Writer(server.first, server.middle, server.outer, server.e.mean(0), server.row, server.columns)
 
     def introduce(self, cohort: Cohort, hello: Writer) -> Record:
@@ -127,10 +127,10 @@ class PFedHN(Method):
             e = e - self.adapt_lr * back(cohort.grad(self.rows(server, e))[:, server.columns])[3]
         return Embedding(e)
 
-    def admit(self, server: Hyper, ids: Tensor, introductions: Embedding) -> Record:  # type: ignore[override]
+    def admit(self, server: Hyper, ids: Tensor, introductions: Embedding) -> Record:
         return replace(server, e=enrol(server.e, ids, introductions.e))
 
-    def send(self, server: Hyper, ids: Tensor) -> Record:  # type: ignore[override]
+    def send(self, server: Hyper, ids: Tensor) -> Record:
         return Model(Each(self.rows(server, server.e[ids])))  # type: ignore[arg-type]
 
     def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
