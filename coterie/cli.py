@@ -58,7 +58,7 @@ PartitionOption = Annotated[
 ]
 ClientsOption = Annotated[int | None, typer.Option("--clients", help="Clients that train.")]
 UnseenOption = Annotated[int | None, typer.Option("--unseen", help="Further clients kept out of training.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="mlp, cnn, resnet18, ...; with options: mlp:hidden=64,32")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="mlp, cnn, ...; with options: mlp:hidden=64,32")]
 HeadOption = Annotated[str | None, typer.Option("--head", help="The layer that makes the scores.")]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 SetOption = Annotated[

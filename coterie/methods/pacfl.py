@@ -34,6 +34,7 @@ class Signature(Record):
 def leading(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """`[n, d] -> [d, count'], [count']`: leading left singular vectors of the samples' matrix, and their values."""
     u, s, _ = torch.linalg.svd(x.T, full_matrices=False)
+    u = u * u.gather(0, u.abs().argmax(0, keepdim=True)).sign()  # the sign is free, and devices choose differently
     kept = min(count, int((s > 1e-9 * s[:1].clamp(min=1e-30)).sum()))
     return u[:, :kept], s[:kept]
 
