@@ -119,8 +119,8 @@ def _draw_clients(axes: Axes, runs: Sequence[Result], when: When) -> None:
 
 
 def _row_title(method: str) -> str:
-    adapted = label_of(method, "adapted")
-    return method if adapted == method else f"{method}  (adapted: {adapted})"
+    served, adapted = label_of(method, "served"), label_of(method, "adapted")
+    return served if adapted == served else f"{served}  (adapted: {adapted})"
 
 
 def _draw_convergence(axes: Axes, runs: Sequence[Result], others: Iterable[Sequence[Result]]) -> None:

@@ -85,8 +85,10 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def label_of(method: str, stage: str) -> str:
-    """FedAvg's model after local training is, by definition, FedAvg + fine-tune."""
-    return f"{method} + fine-tune" if stage == "adapted" and _name(method) == "fedavg" else method
+    """FedAvg's model after local training is, by definition, FedAvg + fine-tune; of a file only its name is shown."""
+    if stage == "adapted" and _name(method) == "fedavg":
+        return f"{method} + fine-tune"
+    return re.sub(r"^.*/(?=[^/]+\.py:)", "", method)
 
 
 def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
