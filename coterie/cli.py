@@ -21,9 +21,10 @@ from coterie.experiment import Experiment, with_settings
 from coterie.folder import Folder, environment
 from coterie.method import Method
 from coterie.report.bubbles import bubbles
+from coterie.report.conflicts import conflicts, opposed
 from coterie.report.plots import picture
 from coterie.report.progress import Live
-from coterie.report.table import comparison, to_csv, verdict
+from coterie.report.table import by_method, comparison, to_csv, verdict
 from coterie.result import Result
 
 DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
@@ -204,8 +205,10 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
                                    resume=resume, head=experiment.head, **training)
     _print(results)
     to_csv(results, folder / "comparison.csv")
-    drawn = picture(results, folder / "picture.png"), bubbles(federation, folder / "clients.png")
-    console.print(f"pictures: {drawn[0]}, {drawn[1]}")
+    drawn = [picture(results, folder / "picture.png"), bubbles(federation, folder / "clients.png")]
+    if any(len(opposed(group)[0]) for group in by_method(results).values()):
+        drawn.append(conflicts(results, folder / "conflicts.png"))
+    console.print(f"pictures: {', '.join(map(str, drawn))}")
     console.print(f"run folder: {folder}")
 
 

@@ -45,7 +45,7 @@ def test_a_comparison_prints_every_method_and_stage_with_the_baselines(compared)
 def test_a_comparison_leaves_everything_that_ran(compared):
     place, _ = compared
     out = place / "out"
-    for name in ("experiment.json", "comparison.csv", "picture.png", "clients.png"):
+    for name in ("experiment.json", "comparison.csv", "picture.png", "clients.png", "conflicts.png"):
         assert (out / name).stat().st_size > 0, name
     runs = sorted(p.parent for p in out.glob("*/seed*/config.json"))
     assert len(runs) == 4 * 2  # local, fedavg, fedper, fedfew; two seeds
