@@ -48,12 +48,11 @@ class Interrupted(Exception):  # noqa: N818 (not an error)
 def run(
     method: Method | str, model: ModelLike, federation: Federation, *, folder: str | Path | None = None,
     head: str | None = None, loss: PerSample | None = None, watch: Watch | None = None, resume: bool = False,
-    record: dict[str, Any] | None = None, **training: Any,
+    **training: Any,
 ) -> Result:
     """Train one method and return its result; further options are those of `Training` (rounds, lr, seed, ...).
 
-    With a `folder` everything is recorded there and the state is checkpointed; `resume` goes on from it. `record`
-    is added to the folder's config.
+    With a `folder` everything is recorded there and the state is checkpointed; `resume` goes on from it.
     """
     chosen = registry.method(method) if isinstance(method, str) else method
     options = build(Training, training, "training")
@@ -64,7 +63,7 @@ def run(
     if saved:
         simulation.restore(*saved)
     elif place is not None and not resume:
-        place.create(_config(chosen, simulation, head) | (record or {}))
+        place.create(_config(chosen, simulation, head))
     elif place is not None:
         place.restart()
     return _Driver(simulation, place, watch).drive()
@@ -73,7 +72,7 @@ def run(
 def compare(
     methods: Iterable[Method | str], model: ModelLike, federation: Federation, *, seeds: int | Sequence[int] = 1,
     folder: str | Path | None = None, watch: Watch | None = None, resume: bool = False,
-    record: dict[str, Any] | None = None, head: str | None = None, loss: PerSample | None = None, **training: Any,
+    head: str | None = None, loss: PerSample | None = None, **training: Any,
 ) -> list[Result]:
     """Run every method with every seed on the same federation; Local and FedAvg are always among them."""
     chosen = with_baselines([registry.method(m) if isinstance(m, str) else m for m in methods])
@@ -89,7 +88,7 @@ def compare(
                 continue
             again = resume and inner is not None and (inner / "config.json").exists()
             result = run(
-                one, model, federation, folder=inner, head=head, loss=loss, watch=watch, resume=again, record=record,
+                one, model, federation, folder=inner, head=head, loss=loss, watch=watch, resume=again,
                 **options,
             )
             results.append(result if folder is None else replace(result, simulation=None))

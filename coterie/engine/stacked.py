@@ -50,7 +50,7 @@ class Work:
 
 
 class Stacked:
-    """Data on the device, the net, and the three primitives. `loop=True` computes one client after another instead."""
+    """Data on the device, the net, and the three primitives. A net that is not `stacked` runs slot by slot."""
 
     def __init__(
         self, net: Net, federation: Federation, device: torch.device, dtype: torch.dtype, evaluation_batch: int = 512
