@@ -91,7 +91,12 @@ def run_command(
 
 @app.command("compare")
 def compare_command(
-    methods: Annotated[list[str] | None, typer.Argument(help="Methods; Local and FedAvg always take part.")] = None,
+    named: Annotated[
+        list[str] | None, typer.Argument(metavar="[METHODS]...", help="Methods; Local and FedAvg always take part.")
+    ] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option("--methods", help="A further method, repeatable; all stands for every one.")
+    ] = None,
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds.")] = None,
@@ -99,7 +104,7 @@ def compare_command(
 ) -> None:
     """Train several methods on the same federation and print one table."""
     experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, settings or [],
-                             tuple(methods or ()), DEFAULT_METHODS)
+                             (*(named or ()), *(methods or ())), DEFAULT_METHODS)
     if seeds is not None:
         experiment = Experiment.of({**experiment.record(), "seeds": seeds})
     _go_on(experiment, out or _fresh_folder("compare"), single=False, resume=False)
@@ -177,7 +182,7 @@ def _experiment(
     given = {"data": data, "partition": partition, "clients": clients, "unseen": unseen, "model": model, "head": head}
     changed = {name: value for name, value in given.items() if value is not None}
     base = Experiment.of({**base.record(), **changed}, "the command line")
-    base = replace(base, methods=methods or base.methods or default_methods)
+    base = replace(base, methods=registry.expand(methods or base.methods or default_methods))
     return with_settings(base, [*([f"rounds={rounds}"] if rounds is not None else []), *settings])
 
 

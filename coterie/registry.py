@@ -7,6 +7,7 @@ import importlib.util
 import pkgutil
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -73,6 +74,11 @@ def method(spec: str, **values: Any) -> Method:
             raise CoterieError(f"{cls.name} averages nothing, so '+{name}' has no effect on it.")
         chosen = replace(chosen, aggregator=_value(plug, rest, plug.name, plug.presets, {}))
     return chosen
+
+
+def expand(specs: Iterable[str]) -> tuple[str, ...]:
+    """Spellings in their order, each once, with every known method in place of the word `all`."""
+    return tuple(dict.fromkeys(name for spec in specs for name in (methods() if spec.lower() == "all" else [spec])))
 
 
 def _unplug(spec: str) -> tuple[str, str]:

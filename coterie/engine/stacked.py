@@ -18,6 +18,7 @@ from torch.func import vmap
 from coterie import streams
 from coterie.data import Federation
 from coterie.engine.capture import Pool, Steps, identity
+from coterie.engine.memory import keep_freed
 from coterie.engine.packing import IntArray, Plan, pack, steps_of
 from coterie.errors import CoterieError
 from coterie.layout import Entry, Layout
@@ -67,6 +68,8 @@ class Stacked:
         self._programs: dict[Hashable, _Program] = {}
         self._plans: dict[Hashable, Plan] = {}
         self._pool = Pool() if device.type == "cuda" else None
+        if device.type == "cpu":
+            keep_freed()
 
     @property
     def captures(self) -> bool:

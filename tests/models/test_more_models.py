@@ -96,6 +96,8 @@ def test_textcnn_drops_features_in_training_only_and_never_trains_padding() -> N
         ("textcnn", (200,), {"dropout": 1.0}, "dropout"),
         ("sensor", (128,), {}, r"\[channels, time\]"),
         ("sensor", (9, 27), {}, "at least 28 time steps, got 27"),
+        ("sensor", (9, 28), {"width": 0}, "at least 1 channel, got 0"),
+        ("sensor", (9, 28), {"norm": "bach"}, "batch"),
     ],
 )
 def test_refusals(name: str, shape: tuple[int, ...], options: dict[str, object], sentence: str) -> None:
@@ -113,6 +115,7 @@ SMALL = [
     ("textcnn", (6,), {"vocabulary": 9, "features": 4, "filters": 3}),
     ("fasttext", (6,), {"vocabulary": 9, "features": 4}),
     ("sensor", (2, 28), {}),
+    ("sensor", (2, 28), {"width": 4, "hidden": "16,8", "norm": "batch"}),
 ]
 
 
