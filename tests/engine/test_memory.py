@@ -28,9 +28,9 @@ def faults(**environment: str) -> tuple[bool, int]:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_blocks_are_used_again_unless_switched_off() -> None:
-    """Ten blocks of 64 MB: fresh pages each time when off (at least one fault per 2 MB page), next to none when on."""
+    """Ten blocks of 64 MB: fresh pages each time when off (at least a fault per 2 MB), for a block or two when on."""
     kept, on = faults()
     left_alone, off = faults(COTERIE_KEEP_MEMORY="0")
     assert (kept, left_alone) == (True, False)
     assert off >= 10 * 32
-    assert on < 32
+    assert on <= off / 4
