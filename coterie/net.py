@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from coterie import streams
+from coterie.engine import convolution
 from coterie.errors import CoterieError
 from coterie.layout import Entry, Layout
 
@@ -87,7 +88,7 @@ class Net:
         self._bf16 = bf16
         self._key: Tensor | None = None
         self._draws = 0
-        self._noise = _SeededDropout(self)
+        self._overrides = _Overrides(self)
         self._random = True  # until a probe shows that the forward pass draws nothing
         self._seeds = False  # whether the module draws from PyTorch's own generator, which only a loop can seed
         found = layout.head is not None and "head" in layout.parts
@@ -249,7 +250,7 @@ class Net:
             return self.grad(one, Batch(xs, ys, weight, k))
 
         self.stacked = False
-        self._noise.used = False
+        self._overrides.used = False
         with _generators_kept(row.device):
             torch.manual_seed(0)
             seeded = _generator(row.device)
@@ -261,7 +262,7 @@ class Net:
                 f"the data have {self.task.classes} classes, so {(len(x), self.task.classes)} was expected."
             )
         gradient(row.clone(), x, y, stream)
-        self._random = self._noise.used
+        self._random = self._overrides.used
         self.stacked = True
         two = (torch.stack([row, row]), torch.stack([x, x]), torch.stack([y, y]), torch.stack([stream, stream]))
         try:
@@ -283,8 +284,8 @@ class Net:
 
     def _forward(self, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
-            if self._random and module.training:
-                with self._noise:
+            if (self._random and module.training) or (self.stacked and (x.is_cuda or convolution.INTERPRETED)):
+                with self._overrides:
                     out = functional_call(module, dict(tensors), (x,), options)
             else:
                 out = functional_call(module, dict(tensors), (x,), options)
@@ -331,10 +332,16 @@ def _names_in(module: nn.Module, inner: nn.Module) -> dict[str, str]:
     return {name: names[id(t)] for name, t in own}
 
 
-class _SeededDropout(TorchFunctionMode):
-    """Lets dropout draw from the batch's own stream: the global generator would make it depend on the stacking."""
+class _Overrides(TorchFunctionMode):
+    """Stands in for PyTorch where stacking needs it: dropout and, on a GPU, convolutions.
+
+    Dropout draws from the batch's own stream: the global generator would make it depend on the stacking.
+    """
 
     _WHOLE_CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d)
+    _KERNELS: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {
+        torch.conv1d: convolution.conv1d, torch.conv2d: convolution.conv2d, F.max_pool2d: convolution.max_pool2d,
+    }
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -347,6 +354,8 @@ class _SeededDropout(TorchFunctionMode):
         options = kwargs or {}
         if func is F.dropout or func in self._WHOLE_CHANNELS:
             return self._drop(func, *args, **options)
+        if self.net.stacked and func in self._KERNELS:
+            return self._KERNELS[func](*args, **options)
         return func(*args, **options)
 
     def _drop(
