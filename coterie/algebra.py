@@ -1,10 +1,13 @@
-"""Small convex geometry in float64: inner products of updates, projections and quadratic programs on the simplex."""
+"""Small geometry, mostly in float64: inner products, clusters, subspaces, quadratic programs on the simplex."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import torch
+from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
 from coterie.errors import CoterieError
@@ -55,8 +58,10 @@ def distances(products: Tensor) -> Tensor:
     return torch.where(torch.isfinite(apart), apart, torch.inf).fill_diagonal_(0)
 
 
-def cosines(updates: Tensor) -> Tensor:
-    """`[m, d] -> [m, m]`: the cosines of the angles between updates; 0 for those without a direction."""
+def cosines(updates: Tensor, others: Tensor | None = None) -> Tensor:
+    """`[m, d] -> [m, m]`, or `[m, d], [n, d] -> [m, n]`: cosines of angles; 0 where there is no direction."""
+    if others is not None:
+        return cosines(torch.cat([updates, others]))[: len(updates), len(updates) :]
     products = gram(updates)
     sizes = norms(products)
     there = torch.isfinite(sizes) & (sizes > 0)
@@ -75,6 +80,125 @@ def opposing(cosines: Tensor) -> float:
 def blend(a: Tensor, updates: Tensor) -> Tensor:
     """sum_i a_i u_i of `updates [m, d]`, in their precision."""
     return a.to(updates.device, updates.dtype) @ updates
+
+
+# -- clusters ----------------------------------------------------------------------------------------------------------
+
+
+def between(a: Tensor, b: Tensor) -> Tensor:
+    """`[..., m, d], [..., k, d] -> [..., m, k]`: distances, without the cancellation that inner products bring."""
+    return torch.cdist(a.double(), b.double(), compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def seeds(points: Tensor, centres: Tensor, count: int) -> Tensor:
+    """Which of `points [m, d]` become further centres until there are `count`: ever the farthest from all so far.
+
+    The first of all is the one nearest to the mean. This is the greedy form of K-means++, which draws nothing. There
+    are fewer centres where points coincide.
+    """
+    chosen: list[int] = [] if len(centres) else [int(between(points, points.mean(0, keepdim=True)).argmin())]
+    while len(centres) + len(chosen) < count:
+        far = between(points, torch.cat([centres, points[chosen]])).amin(1)
+        if far.max() == 0:
+            break
+        chosen.append(int(far.argmax()))
+    return torch.tensor(chosen, dtype=torch.int64, device=points.device)
+
+
+def bipartition(similarity: Tensor) -> tuple[Tensor, float]:
+    """`[m, m]` -> the second half as a mask `[m]`, by complete linkage, and the largest similarity across halves."""
+    groups = torch.from_numpy(fcluster(_tree((1 - similarity).clamp(min=0), "complete"), 2, "maxclust"))
+    second = (groups != groups[0]).to(similarity.device)
+    across = similarity[~second][:, second]  # empty where all are the same
+    return second, float(across.max()) if across.numel() else 1.0
+
+
+def agglomerate(apart: Tensor, how: str, height: float | None = None, least: float = 1e-3) -> Tensor:
+    """Distances `[m, m]` -> clusters 0, 1, ... `[m]`: merges (by the linkage `how`) up to a `height`.
+
+    By default that is the middle of the widest gap between two merges, or all are merged where no gap is over `least`.
+    """
+    if len(apart) == 1:
+        return torch.zeros(1, dtype=torch.int64, device=apart.device)
+    tree = _tree(apart, how)
+    cut = tree[-1, 2] if height is None else height
+    gaps = np.diff(tree[:, 2])
+    if height is None and len(gaps) and gaps.max() > least:
+        cut = tree[gaps.argmax(), 2] + gaps.max() / 2
+    return torch.from_numpy(fcluster(tree, cut, "distance").astype(np.int64) - 1).to(apart.device)
+
+
+def _tree(apart: Tensor, how: str) -> Any:
+    """The merges of an agglomeration as SciPy writes them."""
+    return linkage(apart.cpu().numpy()[np.triu_indices(len(apart), 1)], how)
+
+
+# -- subspaces ---------------------------------------------------------------------------------------------------------
+
+
+def leading(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`[n, d] -> [d, count'], [count']`: leading left singular vectors of the samples' matrix, and their values."""
+    u, s, _ = torch.linalg.svd(x.T, full_matrices=False)
+    u = u * u.gather(0, u.abs().argmax(0, keepdim=True)).sign()  # the sign is free, and devices choose differently
+    kept = min(count, int((s > 1e-9 * s[:1].clamp(min=1e-30)).sum()))
+    return u[:, :kept], s[:kept]
+
+
+def angles(a: Tensor, b: Tensor, measure: str = "principal") -> Tensor:
+    """`[m, d, q], [M, d, q] -> [m, M]` in degrees, between the spans of columns; columns of zeros are padding.
+
+    `principal` is arccos sigma_max(A'B), the smallest principal angle, for orthonormal columns; `columns` is the
+    smallest angle of any two columns.
+    """
+    in_a, in_b = (basis.abs().amax(1) > 0 for basis in (a, b))
+    a, b = a[..., : int(in_a.sum(1).max())], b[..., : int(in_b.sum(1).max())]
+    cosines = []
+    for basis, held in zip(a, in_a[:, : a.shape[2]], strict=True):  # all pairs at once would be too large
+        products = basis.T @ b  # [M, q, r]
+        if measure == "principal":
+            cosines.append(torch.linalg.matrix_norm(products, 2).clamp(0, 1))
+        else:
+            both = held[None, :, None] & in_b[:, None, : b.shape[2]]
+            cosines.append(torch.where(both, products, -1).amax((1, 2)).clamp(-1, 1))
+    return torch.rad2deg(torch.arccos(torch.stack(cosines)))
+
+
+# -- the samples of a batch, under vmap too ----------------------------------------------------------------------------
+
+
+def squares(z: Tensor) -> Tensor:
+    """`[B, d] -> [B, B]`: squared distances of features, 0 where they are equal up to rounding."""
+    square = z.square().sum(1)
+    total = square[:, None] + square
+    apart = total - 2 * z @ z.T
+    return torch.where(apart > 8 * torch.finfo(z.dtype).eps * total, apart, 0)
+
+
+def median(values: Tensor, counted: Tensor) -> Tensor:
+    """The (lower) median of the `counted` values, `[1]`; 1 where there is none."""
+    rising = torch.where(counted, values, torch.inf).flatten().sort().values
+    middle = rising.gather(0, ((counted.sum() - 1).clamp(min=0) // 2).view(1))
+    return torch.where(torch.isfinite(middle), middle, 1)
+
+
+def deviation(values: Tensor, weight: Tensor) -> Tensor:
+    """`[B, c], [B] -> [c]`: the unbiased standard deviation over samples of weight 1; 0 for a single one."""
+    n = weight.sum()
+    centred = (values - (weight @ values) / n.clamp(min=1)) * weight[:, None]
+    variance = centred.square().sum(0) / (n - 1).clamp(min=1)
+    some = variance > 0  # the root has no slope at 0
+    return torch.where(some, torch.where(some, variance, 1).sqrt(), 0)
+
+
+def mmd(x: Tensor, y: Tensor, weight: Tensor, widths: tuple[float, ...]) -> Tensor:
+    """MMD^2 of the samples of weight 1 in `x [B, d]` and `y [B, d]`, kernel sum_a exp(-|x - y|^2 / (2 a))."""
+    pairs = weight[:, None] * weight / weight.sum().clamp(min=1).square()
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        apart = (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)
+        return torch.stack([torch.exp(-apart / (2 * width)) for width in widths]).sum(0)
+
+    return (pairs * (kernel(x, x) + kernel(y, y) - 2 * kernel(x, y))).sum()
 
 
 # -- the simplex -------------------------------------------------------------------------------------------------------
@@ -129,6 +253,20 @@ def simplex_qp(
     P = P / size
     a = _descend(P, low, high, a, steps=300 if start is None else 10)
     return _polish(P, low, high, a).to(device)
+
+
+def combination(V: Tensor, products: Tensor, target: int, threshold: float = 0.0) -> Tensor:
+    """argmin over the simplex of sum_j V_j a_j^2 + |H_t - sum_j a_j H_j|^2 `[m]`; those below `threshold` are cut.
+
+    That is a'(diag V + D)a with D_jl = <H_t - H_j, H_t - H_l>. `products` are the inner products of all H; `V [m]`
+    belongs to the last m of them, which the combination is made of.
+    """
+    own, rest = products[target], slice(len(products) - len(V), None)
+    P = torch.diag(V.double().cpu()) + own[target] - own[rest, None] - own[None, rest] + products[rest, rest]
+    near = 1 / P.diagonal().clamp(min=1e-300)
+    a = simplex_qp(P, start=near / near.sum())
+    kept = torch.where(a < threshold, 0, a)
+    return kept / kept.sum() if bool(kept.any()) else a
 
 
 def _feasible(lower: Tensor, upper: Tensor) -> None:

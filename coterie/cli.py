@@ -7,24 +7,23 @@ import json
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 import coterie
 from coterie import registry, runs
-from coterie.config import options
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
 from coterie.folder import Folder, environment
-from coterie.method import Method
+from coterie.report import catalogue
 from coterie.report.bubbles import bubbles
 from coterie.report.conflicts import conflicts, opposed
 from coterie.report.plots import picture
 from coterie.report.progress import Live
 from coterie.report.table import by_method, comparison, to_csv, verdict
+from coterie.report.table import markdown as as_markdown
 from coterie.result import Result
 
 DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
@@ -67,6 +66,7 @@ SetOption = Annotated[
     typer.Option("--set", help="name=value, repeatable: a training option (lr, ...) or a method's (fedprox.mu)."),
 ]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file with the whole experiment.")]
+MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown, ready to paste into a document.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder; by default a new one under runs/.")]
 
 
@@ -118,7 +118,9 @@ def resume_command(run: Annotated[Path, typer.Argument(help="A run folder, or a 
 
 
 @app.command("show")
-def show_command(run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")]) -> None:
+def show_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")], markdown: MarkdownOption = False
+) -> None:
     """Print what a run has found so far."""
     experiment, single = _saved(run)
     folders = _folders(run)
@@ -127,11 +129,16 @@ def show_command(run: Annotated[Path, typer.Argument(help="A run folder, or a co
         raise CoterieError(f"{run} holds no evaluation yet; resume it.")
     open_ones = [folder.path.name for folder in folders if not folder.finished]
     wanted = 1 if single else len(runs.with_baselines(experiment.chosen())) * experiment.seeds
-    console.print(f"data {experiment.data}, model {experiment.model}, {experiment.training.rounds} rounds")
+    if not markdown:
+        console.print(f"data {experiment.data}, model {experiment.model}, {experiment.training.rounds} rounds")
     if open_ones or len(folders) < wanted:
         left = wanted - len(folders) + len(open_ones)
-        console.print(f"unfinished: {left} of {wanted} runs; `coterie resume {run}` goes on")
-    _print(results)
+        note = f"unfinished: {left} of {wanted} runs; `coterie resume {run}` goes on"
+        (Console(stderr=True) if markdown else console).print(note)  # what is pasted holds tables only
+    if markdown:
+        print(as_markdown(results), end="")
+    else:
+        _print(results)
 
 
 @app.command("data")
@@ -149,12 +156,17 @@ def data_command(
 
 
 @app.command("methods")
-def methods_command(name: Annotated[str | None, typer.Argument(help="Print one method's page.")] = None) -> None:
-    """List the methods, or explain one."""
-    if name is None:
-        _wide().print(_methods_table())
+def methods_command(
+    name: Annotated[str | None, typer.Argument(help="Explain this method or aggregator.")] = None,
+    markdown: MarkdownOption = False,
+) -> None:
+    """List the methods and aggregators, or explain one."""
+    if markdown:
+        print(catalogue.markdown() if name is None else catalogue.section(type(catalogue.find(name))), end="")
         return
-    _method_page(registry.method(name))
+    wide = _wide()
+    found = catalogue.listing(wide.width) if name is None else catalogue.page(catalogue.find(name), wide.width)
+    wide.print(found, highlight=False)
 
 
 @app.command("textbook")
@@ -262,35 +274,6 @@ def _print(results: list[Result]) -> None:
     wide.print(comparison(results))
     if len({result.method for result in results}) > 1:
         wide.print(verdict(results), highlight=False)
-
-
-def _methods_table() -> Table:
-    table = Table(title=f"coterie {coterie.__version__}: {len(registry.methods())} methods", box=None, pad_edge=False)
-    for header in ("method", "shared", "client keeps", "down", "up", "a newcomer gets"):
-        table.add_column(header)
-    by_family = sorted(registry.methods().items(), key=lambda item: (item[1].family, item[0]))
-    for family, group in itertools.groupby(by_family, key=lambda item: item[1].family):
-        table.add_row(f"[bold]{family}[/bold]")
-        for name, cls in group:
-            table.add_row(f"  {name}", cls.shared, cls.keeps, cls.down, cls.up, cls.newcomer)
-    plugs = ", ".join(sorted(registry.aggregators()))
-    table.caption = f"down and up in models a client and round; aggregators: {plugs}"
-    return table
-
-
-def _method_page(method: Method) -> None:
-    cls = type(method)
-    lines: list[tuple[str, Any]] = [
-        ("family", cls.family), ("shared", cls.shared), ("client keeps", cls.keeps), ("down", cls.down),
-        ("up", cls.up), ("newcomer", cls.newcomer), ("citation", cls.cite), ("presets", ", ".join(cls.presets)),
-    ]
-    console.print(f"{cls.__name__}\n\n{(cls.__doc__ or '').strip()}\n", markup=False, highlight=False)
-    for name, value in lines:
-        if value:
-            console.print(f"  {name:<13} {value}", markup=False, highlight=False)
-    console.print("\noptions", highlight=False)
-    for name in options(cls):
-        console.print(f"  {name:<13} {getattr(method, name)}", markup=False, highlight=False)
 
 
 def main() -> None:

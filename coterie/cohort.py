@@ -19,7 +19,7 @@ from coterie.layout import Layout, declare_head
 from coterie.net import Batch, Given, Net, Objective
 from coterie.records import Record
 
-R = TypeVar("R", bound=Record)
+S = TypeVar("S", bound=Record | Mapping[str, Tensor])
 GivenLike = Record | Mapping[str, Tensor] | None
 
 
@@ -132,6 +132,11 @@ class Cohort:
         return torch.from_numpy(self._histogram).to(self._engine.device)
 
     @property
+    def labels(self) -> Tensor:
+        """The distribution of the training labels `[C, classes]`, float64."""
+        return self.histogram.double() / self.n[:, None]
+
+    @property
     def layout(self) -> Layout:
         return self._engine.layout
 
@@ -148,6 +153,18 @@ class Cohort:
         """Local SGD steps each client takes `[C]`."""
         work = self._amount(epochs, None, "train")
         return torch.from_numpy(self._engine.steps(self._ids, work)).to(self._engine.device)
+
+    def descent(self, start: Tensor, end: Tensor) -> Tensor:
+        """(start - end) / (tau lr) `[C, D]`: the mean gradient along this round's tau steps of SGD; 0 for buffers."""
+        tau = self.steps().clamp(min=1).to(end.dtype)[:, None]
+        return self.layout.put((start - end) / (tau * self.lr), "buffers", end.new_zeros(()))
+
+    def assemble(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Rows `[C, D]` with these columns in the parts named, one after another, and the initial ones elsewhere."""
+        rows = self.init.row.expand(self.size, -1)
+        for part, columns in parts.items():
+            rows = self.layout.put(rows, part, columns)
+        return rows
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -231,19 +248,20 @@ class Cohort:
         return new, loss
 
     def loop(
-        self, step: Step, state: R, given: GivenLike = None, *, epochs: int | None = None, steps: int | None = None,
+        self, step: Step, state: S, given: GivenLike = None, *, epochs: int | None = None, steps: int | None = None,
         lr: float | None = None, streams: int = 1, fraction: float = 1.0,
         until: Callable[[Given], Tensor] | None = None, purpose: str = "train",
-    ) -> R:
+    ) -> S:
         """A method's own inner step on every batch: `state <- step(net, state, batch, given)`, written for one client.
 
-        `streams` independent batches a step come as a tuple (stream 0 is the one plain training would use);
-        `fraction` uses a part of the samples; `until(state) -> [C]` is asked after each pass which clients are done.
-        `given.lr` is the learning rate. A state named `row` is the model whose running statistics a client keeps
-        under the policy of local buffers.
+        The state is a record or a dictionary of tensors `[C, ...]`, and so is what comes back. `streams` independent
+        batches a step come as a tuple (stream 0 is the one plain training would use); `fraction` uses a part of the
+        samples; `until(state) -> [C]` is asked after each pass which clients are done. `given.lr` is the learning
+        rate. A state named `row` is the model whose running statistics a client keeps under the policy of local
+        buffers.
         """
         work = self._amount(epochs, steps, purpose, fraction=fraction, streams=streams)
-        chosen, begun = self._local.lr if lr is None else lr, state.tensors()
+        chosen, begun = self._local.lr if lr is None else lr, _tensors(state)
         out, taken = self._engine.loop(self._ids, step, begun, _tensors(given), work, chosen, until)
         self.spent = self.spent + taken
         if self._frozen_buffers:
@@ -251,7 +269,7 @@ class Cohort:
             out |= {n: self.layout.put(out[n], "buffers", self.layout.cut(begun[n], "buffers")) for n in rows}
         if purpose == "train" and "row" in out and out["row"].shape[-1] == self.layout.size:
             self.left = out["row"]
-        return type(state).of(out)
+        return type(state).of(out) if isinstance(state, Record) else out  # type: ignore[return-value]
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from coterie.aggregators.aggregator import Aggregator
 from coterie.aggregators.mean import Mean
 from coterie.cohort import Cohort, Init
+from coterie.errors import CoterieError
 from coterie.layout import Layout
-from coterie.records import Nothing, Record, Upload
+from coterie.records import Each, Model, Models, Nothing, Record, Upload
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,17 @@ class Uploads:
     round: int
     layout: Layout
 
+    @property
+    def even(self) -> Tensor:
+        """`[m]`: 1 / m, for methods in which clients count alike."""
+        return torch.full_like(self.share, 1 / len(self.share))
+
+    def share_in(self, cluster: Tensor, clusters: int, weighted: bool = True) -> Tensor:
+        """`[m] -> [m, K]`: n_i / n_k (1 / m_k unless `weighted`) for client i of cluster k, and 0 in other clusters."""
+        member = torch.nn.functional.one_hot(cluster, clusters).double()
+        mass = member * self.n[:, None] if weighted else member
+        return mass / mass.sum(0).clamp(min=1)
+
     def __getattr__(self, name: str) -> Tensor:
         try:
             return self.__dict__["tensors"][name]  # type: ignore[no-any-return]
@@ -41,7 +53,8 @@ class Method:
 
     A method holds no loop, no evaluator, no device code and no file access. The server calls `start`, `hello`,
     `admit`, `send` and `merge`; the client calls `introduce`, `join`, `local` and `deploy`, with all clients of a
-    cohort at once (first axis `C`).
+    cohort at once (first axis `C`). Unless a method says otherwise there is one model: clients receive it, `train` it,
+    upload how it moved, and use it as received. Only `merge` must be written.
     """
 
     aggregator: Aggregator = field(default_factory=Mean, kw_only=True)
@@ -75,8 +88,8 @@ class Method:
         return module
 
     def start(self, init: Init) -> Record:
-        """Fresh rows -> server state."""
-        raise NotImplementedError
+        """Fresh rows -> server state; by default one model."""
+        return Model(init.row)
 
     def hello(self, server: Any) -> Record:
         """What a client is told at first contact, before it introduces itself."""
@@ -96,21 +109,26 @@ class Method:
 
     # -- client ----------------------------------------------------------------------------------------------------
 
-    def introduce(self, cohort: Cohort, hello: Any) -> Record:
+    def introduce(self, cohort: Cohort, hello: Any) -> Upload:
         """First contact -> small tensors that leave the client once."""
-        return Nothing()
+        return Upload()
 
     def join(self, cohort: Cohort, payload: Any) -> Record:
         """After admission -> the client's own state `[C, ...]`."""
         return Nothing()
 
     def local(self, cohort: Cohort, payload: Any, mine: Any) -> tuple[Upload, Record]:
-        """One round of a client -> what it uploads and its new own state."""
-        raise NotImplementedError
+        """One round of a client -> what it uploads and its new own state; by default how `train` moved the row."""
+        return Upload(update=self.train(cohort, payload.row) - payload.row), mine
+
+    def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        """How a client trains the rows it received, `[C, D] -> [C, D]`; by default SGD on its loss."""
+        return cohort.train(rows)
 
     def deploy(self, cohort: Cohort, payload: Any, mine: Any) -> Tensor:
-        """The row this client uses `[C, D]`."""
-        raise NotImplementedError
+        """The row this client uses `[C, D]`; by default the one it received."""
+        row: Tensor = payload.row
+        return row
 
     # -- words every method has ------------------------------------------------------------------------------------
 
@@ -122,16 +140,74 @@ class Method:
         return {}
 
     def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout, server_lr: float = 1.0) -> Tensor:
-        """`[m, d], [m] -> [d]`, or `[m, K, d], [m, K] -> [K, d]`: the update the server applies, model by model.
+        """`[m, d], [m] -> [d]`: the update the server applies; model by model for weights `[m, K]`, with the same
+        updates `[m, d]` for all K models or their own `[m, K, d]`, `-> [K, d]`.
 
         The weights' sum is the mass: the result is server_lr * mass * aggregator(updates, weights / mass). Clients
         of weight 0 are absent; mass 0 gives 0. Buffers are not directions: whatever the mass and the learning rate,
         running statistics take the weighted mean and counters the maximum.
         """
-        if updates.ndim == 3:
-            each = range(updates.shape[1])
-            return torch.stack([self.aggregate(updates[:, k], weights[:, k], layout, server_lr) for k in each])
-        return aggregate(self.aggregator, updates, weights, layout, server_lr)
+        if weights.ndim == 1:
+            return aggregate(self.aggregator, updates, weights, layout, server_lr)
+        own = updates.unbind(1) if updates.ndim == 3 else [updates] * weights.shape[1]
+        moves = [self.aggregate(u, w, layout, server_lr) for u, w in zip(own, weights.unbind(1), strict=True)]
+        return torch.stack(moves)
+
+    def recentre(self, rows: Tensor, theta: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        """`[K, d], [m, d], [m, K] -> [K, d]`: model k moves to sum_i w_ik theta_i; it stays where its weights are 0."""
+        moved = [old + self.aggregate(theta - old, w, layout) for old, w in zip(rows, weights.unbind(1), strict=True)]
+        return torch.stack(moved)
+
+
+# -- shapes that several methods have ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FewModels(Method):
+    """Methods with K = `models` server models, which start from independent draws: equal ones would stay alike."""
+
+    models: int = 3
+
+    family = "few models"
+    shared = "K models"
+
+    def check(self, population: int, layout: Layout) -> None:
+        if not 1 <= self.models <= population:
+            raise CoterieError(f"{self.name} with {self.models} models needs as many clients; there are {population}.")
+
+    def start(self, init: Init) -> Record:
+        return Models(init.rows(self.models))
+
+
+@dataclass(frozen=True)
+class Clustered(Method):
+    """Methods whose server has a model per cluster, `rows [K, D]`, and knows the `cluster [M]` of every client."""
+
+    family = "few models"
+    shared = "a model per cluster"
+
+    def send(self, server: Any, ids: Tensor) -> Record:
+        return Model(Each(server.rows[server.cluster[ids]]))  # type: ignore[arg-type]
+
+    def report(self, server: Any, up: Uploads) -> dict[str, Tensor]:
+        return {"clients_per_model": torch.bincount(server.cluster, minlength=len(server.rows))}
+
+
+@dataclass(frozen=True)
+class Personal(Method):
+    """Methods in which every client uses a model of its own, `mine.row [C, D]`, at first the initial one."""
+
+    keeps = "its model"
+
+    def join(self, cohort: Cohort, payload: Any) -> Record:
+        return Model(cohort.assemble({}))
+
+    def deploy(self, cohort: Cohort, payload: Any, mine: Any) -> Tensor:
+        row: Tensor = mine.row
+        return row
+
+
+# -- words for what the server does ------------------------------------------------------------------------------------
 
 
 def aggregate(

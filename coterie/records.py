@@ -67,6 +67,11 @@ class Upload:
     def __init__(self, **tensors: Tensor) -> None:
         self._tensors = tensors
 
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """The upload of these tensors."""
+        return cls(**tensors)
+
     def tensors(self) -> dict[str, Tensor]:
         return dict(self._tensors)
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie import checkpoint
+from coterie import checkpoint, cli, methods, registry
 from coterie.folder import Folder
+from coterie.report import catalogue
 
+FILES = sorted(p.stem for p in Path(methods.__file__).parent.glob("*.py") if p.stem != "__init__")  # one per method
 SMALL = ["--clients", "6", "--unseen", "2", "--model", "mlp:hidden=8", "--partition", "iid", "--set", "device=cpu"]
 
 
@@ -82,6 +85,88 @@ def test_show_prints_the_same_table(compared):
     assert row.split()[:4] == next(x for x in shown.stdout.splitlines() if x.strip().startswith("fedfew")).split()[:4]
 
 
+def in_process_shown(words, monkeypatch, capsys):
+    """What a command that succeeds prints, without a new interpreter."""
+    monkeypatch.setattr(sys, "argv", ["coterie", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0
+    return capsys.readouterr()
+
+
+def test_show_prints_markdown_with_the_numbers_of_the_table(compared, monkeypatch, capsys):
+    """Two tables of the methods, and cell by cell the terminal's rows, whose second cell is the stage."""
+    place, text = compared
+    shown = in_process_shown(["show", str(place / "out"), "--markdown"], monkeypatch, capsys)
+    cells = [[c.strip(" *") for c in x.strip("|").split("|")] for x in shown.out.splitlines() if x.startswith("|")]
+    assert [row[0] for row in cells] == [
+        "method", "---", "local", "fedavg", "fedper", "fedfew",
+        "method", "---", "local", "fedavg + fine-tune", "fedper", "fedfew",
+    ]
+    titles = ["method", "mean ± seeds", "std", "worst", "low10", "Jain", "unseen", "bytes", "time", "round"]
+    assert cells[0] == cells[6] == titles
+    for block, stage in ((cells[2:6], "served"), (cells[8:], "adapted")):
+        for name, *numbers in block:
+            assert " ".join([name, stage, *numbers]) in [" ".join(line.split()) for line in text.splitlines()]
+    assert shown.err == ""
+
+
+def test_markdown_of_an_unfinished_comparison_says_so_beside_the_tables(compared, tmp_path, monkeypatch, capsys):
+    """What is redirected into a document holds tables only."""
+    shutil.copytree(compared[0] / "out", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut" / "fedper" / "seed1")
+    monkeypatch.chdir(tmp_path)
+    shown = in_process_shown(["show", "cut", "--markdown"], monkeypatch, capsys)
+    assert "unfinished: 1 of 8 runs" in shown.err  # local, fedavg, fedper, fedfew with two seeds each
+    assert "unfinished" not in shown.out
+    assert "| fedper |" in shown.out
+
+
+def test_compare_all_trains_every_method_once(tmp_path):
+    """Every file of the methods' folder, next to a method that is named besides; one step each, three clients."""
+    x = np.random.default_rng(0).standard_normal((90, 5)).astype(np.float32)
+    np.savez(tmp_path / "tiny.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
+    tiny = ["--data", "tiny.npz", "--partition", "iid", "--clients", 3, "--model", "mlp:hidden=4", "--rounds", 1,
+            "--set", "batch=0", "--set", "device=cpu", "--out", "out"]
+    done = coterie("compare", "--methods", "all", "--methods", "fedavg+confree", *tiny, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    wanted = sorted([*FILES, "fedavg+confree"])
+    assert sorted(line.split()[0] for line in done.stdout.splitlines() if " served " in line) == wanted
+    with (tmp_path / "out" / "comparison.csv").open() as file:
+        lines = [x for x in csv.DictReader(file) if x["when"] == "last" and x["stage"] == "served"]
+    assert sorted(line["method"] for line in lines) == wanted
+    assert all(0 <= float(line["mean"]) <= 1 and line["rounds"] == "1" for line in lines)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["all", "fedavg+confree"],
+        ["--methods", "ALL", "--methods", "fedavg+confree"],
+        ["all", "--methods", "fedavg+confree"],
+    ],
+)
+def test_all_is_a_word_for_the_methods_wherever_they_are_named(words, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(cli, "_go_on", lambda experiment, *rest, **options: seen.append(experiment.methods))
+    in_process_shown(["compare", *words], monkeypatch, capsys)
+    assert seen == [(*FILES, "fedavg+confree")]
+
+
+def test_expand_puts_every_method_in_place_of_all_and_repeats_none():
+    assert registry.expand(["all"]) == tuple(FILES)
+    rest = tuple(name for name in FILES if name != "fedper")
+    assert registry.expand(["fedper", "all"]) == ("fedper", *rest)  # what is named first stays first
+    assert registry.expand(["all", "fedper", "fedper:personal=none"]) == (*FILES, "fedper:personal=none")
+    assert registry.expand(["all", "All"]) == tuple(FILES)
+
+
+def test_expand_leaves_spellings_alone():
+    assert registry.expand(["mine.py:All", "fedavg+confree", "fedavg"]) == ("mine.py:All", "fedavg+confree", "fedavg")
+    assert registry.expand(["ifca", "ifca"]) == ("ifca",)
+    assert registry.expand([]) == ()
+
+
 def test_a_toml_file_is_the_whole_experiment(tmp_path):
     (tmp_path / "e.toml").write_text(
         'data = "digits"\npartition = "dirichlet:alpha=1.0,minimum=10"\nclients = 5\nmodel = "linear"\n'
@@ -98,11 +183,27 @@ def test_a_toml_file_is_the_whole_experiment(tmp_path):
 
 def test_methods_lists_and_explains(tmp_path):
     listed = coterie("methods", cwd=tmp_path).stdout
-    for name in ("local", "fedavg", "fedavgft", "fedprox", "fedper", "ifca", "fedfew"):
-        assert name in listed
+    for name in [*FILES, *registry.aggregators()]:
+        # indented at the start of a line: a method in both its tables, an aggregator in its one
+        found = [line for line in listed.splitlines() if line.startswith(f"  {name} ")]
+        assert len(found) == (2 if name in FILES else 1), name
+    assert max(map(len, listed.splitlines())) <= 118
     page = coterie("methods", "fedfew", cwd=tmp_path).stdout
     assert "models" in page
     assert "official" in page
+
+
+def test_methods_explains_an_aggregator_too(monkeypatch, capsys):
+    page = in_process_shown(["methods", "krum:faulty=2"], monkeypatch, capsys).out
+    assert "fewest clients  7" in page  # 2 faulty + 3
+    assert "Blanchard" in page
+
+
+def test_methods_prints_the_catalogue_as_markdown(monkeypatch, capsys):
+    assert in_process_shown(["methods", "--markdown"], monkeypatch, capsys).out == catalogue.markdown()
+    one = in_process_shown(["methods", "confree", "--markdown"], monkeypatch, capsys).out
+    assert one.startswith("### confree\n")
+    assert one in catalogue.markdown()
 
 
 def test_data_fits_one_screen_and_draws(tmp_path):
@@ -115,6 +216,9 @@ def test_data_fits_one_screen_and_draws(tmp_path):
 BAD = {
     "unknown method": (["run", "fedfwe"], "did you mean 'fedfew'"),
     "unknown preset": (["run", "fedfew:oficial"], "did you mean 'official'"),
+    "unknown page": (["methods", "fedfwe"], "unknown method or aggregator 'fedfwe'; did you mean 'fedfew'"),
+    "unknown aggregator's page": (["methods", "cnfree"], "did you mean 'confree'"),
+    "unknown option of an aggregator": (["methods", "confree:d=1"], "option of confree"),
     "unknown dataset": (["run", "fedavg", "--data", "digit"], "did you mean 'digits'"),
     "unknown partition": (["run", "fedavg", "--partition", "dirchlet:alpha=1"], "did you mean 'dirichlet'"),
     "unknown model": (["run", "fedavg", "--model", "mpl"], "did you mean 'mlp'"),
@@ -171,8 +275,6 @@ def bad_npz(place: Path) -> dict[str, tuple[list[str], str]]:
 
 def in_process(words, monkeypatch, capsys):
     """The command's entry point without a new interpreter: starting PyTorch for every bad word would take minutes."""
-    from coterie import cli
-
     monkeypatch.setattr(sys, "argv", ["coterie", *words])
     with pytest.raises(SystemExit) as stopped:
         cli.main()

@@ -13,6 +13,7 @@ import typer
 
 from coterie import registry
 from coterie.cli import app
+from coterie.report import catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -68,10 +69,11 @@ def test_commands_parse(words):
     """Names, options and methods exist; nothing is run."""
     command = typer.main.get_command(app).commands[words[0]]
     context = command.make_context(words[0], list(words[1:]))
-    named = context.params.get("methods") or [context.params.get("method")]
-    for spec in filter(None, named):
+    given = [context.params.get(name) for name in ("named", "methods", "method", "name")]
+    specs = [spec for value in given if value for spec in ([value] if isinstance(value, str) else value)]
+    for spec in registry.expand(specs):
         if ".py:" not in spec and not spec.startswith("mix"):
-            registry.method(spec)
+            catalogue.find(spec) if words[0] == "methods" else registry.method(spec)
 
 
 def test_the_method_of_the_readme_runs_from_its_file(tmp_path):
@@ -109,6 +111,18 @@ def test_links_lead_somewhere(page):
         if anchor:
             headings = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
             assert anchor in [re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings], target
+
+
+def test_the_page_of_methods_is_what_the_code_generates():
+    """So it cannot go stale; its first line says how to make it anew."""
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    assert catalogue.COMMAND in page.partition("\n")[0]
+    assert page == catalogue.markdown(), f"run `{catalogue.COMMAND}`"
+
+
+def test_the_readme_counts_methods_and_aggregators():
+    text = (ROOT / "README.md").read_text()
+    assert f"{len(registry.methods())} methods and {len(registry.aggregators())} aggregators" in " ".join(text.split())
 
 
 def test_the_table_of_the_readme_names_existing_methods():

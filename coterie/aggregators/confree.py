@@ -27,20 +27,23 @@ class ConFREE(Aggregator):
 
     The guidance g = 1/N sum_i [u_i - sum_{j: <u_i, u_j> < 0} <u_i, u_j> / |u_j|^2 u_j] is the mean of the updates, each
     without its components against another client's. With u_w = sum_j w_j u_j the dual is min over the simplex of
-    <g, u_w> + c |g| |u_w|, and d = g + c |g| u_w / |u_w|; where u_w = 0 every d is as good for the worst client, and d
-    = g. All clients count alike whatever their weights, unless `weighted` puts these in place of 1/N. `scope` solves
-    one problem for the model, or one for each layer or tensor; `rescale` divides d by 1 + c^2 (`square`) or 1 + c
-    (`linear`). `projection=sequential_raw` subtracts <v, u_j> u_j, without the division, from the vector v corrected
-    so far, in the order of the clients' numbers (the released program draws it); `solver=slsqp` stops as that program
-    does, at an absolute tolerance, which for small updates is at once.
+    <g, u_w> + c |g| |u_w|, and d = g + c |g| u_w / |u_w|; where u_w = 0 every d is as good for the worst client, and
+    d = g.
     """
 
     c: float = 0.5
+    """How far d may be from g, as a fraction of |g|."""
     scope: Literal["global", "per_layer", "per_tensor"] = "global"
+    """One problem for the whole model, or one for each layer or tensor."""
     projection: Literal["simultaneous", "sequential_raw"] = "simultaneous"
+    """How g is made: as above, or (`sequential_raw`) by subtracting <v, u_j> u_j, without the division, from the vector
+    v corrected so far, in the order of the clients' numbers (the released program draws it)."""
     solver: Literal["exact", "slsqp"] = "exact"
+    """`slsqp` stops as the released program does, at an absolute tolerance, which for small updates is at once."""
     rescale: Literal["none", "square", "linear"] = "none"
+    """Divides d by 1 + c^2 (`square`) or 1 + c (`linear`)."""
     weighted: bool = False
+    """Whether the clients' weights stand in place of 1/N; else all clients count alike."""
 
     protects = "clients whose updates point against the majority's"
     cite = "ConFREE: conflict-free client update aggregation for personalized federated learning, AAAI 2025"

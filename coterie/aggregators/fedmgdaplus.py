@@ -18,13 +18,14 @@ from coterie.layout import Layout
 class FedMGDAPlus(Aggregator):
     """d = r sum_i l_i u_i / |u_i| with l = argmin |sum_i l_i u_i / |u_i||^2 over the simplex, |l_i - w_i| <= epsilon.
 
-    epsilon = 0 is the mean of normalised updates, epsilon = 1 is MGDA of them. A client that did not move has no
-    direction and is left out. The length r is the mean (or median) norm of the updates, or 1 with `rescale=none` as
-    in easyFL, which keeps taking steps of that length however small the updates have become.
+    A client that did not move has no direction and is left out.
     """
 
     epsilon: float = 0.1
+    """How far l may be from the clients' weights: 0 is the mean of normalised updates, 1 is MGDA of them."""
     rescale: Literal["mean_norm", "median_norm", "none"] = "mean_norm"
+    """The length r: the mean or median norm of the updates, or 1 with `none` as in easyFL, which keeps taking steps of
+    that length however small the updates have become."""
 
     protects = "clients that are few or move little, from those that are many or move far"
     cite = "Hu et al., Federated learning meets multi-objective optimization, IEEE TNSE 2022"

@@ -1,4 +1,4 @@
-"""The geometric median, by Weiszfeld's iteration."""
+"""Geometric median: the point of least distance to all updates together, by Weiszfeld's iteration."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from coterie.layout import Layout
 
 @dataclass(frozen=True)
 class GeometricMedian(Aggregator):
-    """argmin_z sum_i w_i |z - u_i|, smoothed: distances below `smoothing` times the median norm count as that (RFA).
+    """argmin_z sum_i w_i |z - u_i|, smoothed near the updates (RFA).
 
     Weiszfeld's z <- sum_i b_i u_i with b_i proportional to w_i / |z - u_i| is carried out on the coefficients b, from
-    the inner products alone. `weighted=false` counts clients instead. An update that is not finite is left out.
+    the inner products alone. An update that is not finite is left out.
     """
 
     smoothing: float = 1e-6
+    """Distances below this times the median norm of the updates count as that."""
     iterations: int = 1000
+    """The most steps taken."""
     weighted: bool = True
+    """Whether clients count by their weights or, with false, alike."""
 
     protects = "the model, while less than half of the weight is arbitrary"
     cite = "Pillutla et al., Robust aggregation for federated learning, IEEE TSP 2022"

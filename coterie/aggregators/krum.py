@@ -24,11 +24,11 @@ def krum_scores(updates: Tensor, faulty: int) -> Tensor:
 class Krum(Aggregator):
     """The one update u_i of least sum of squared distances to its N - faulty - 2 nearest, whatever the weights.
 
-    `faulty` arbitrary clients among at least 2 faulty + 3 cannot draw it away. An update that is not finite is
-    infinitely far from all others.
+    An update that is not finite is infinitely far from all others.
     """
 
     faulty: int = 1
+    """So many arbitrary clients among at least 2 faulty + 3 cannot draw the choice away."""
 
     protects = "the model, from `faulty` arbitrary clients"
     cite = "Blanchard et al., Machine learning with adversaries: Byzantine tolerant gradient descent, NeurIPS 2017"

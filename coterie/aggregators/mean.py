@@ -1,4 +1,4 @@
-"""The weighted mean."""
+"""Mean: the weighted mean of the updates."""
 
 from __future__ import annotations
 

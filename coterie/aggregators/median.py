@@ -1,4 +1,4 @@
-"""The coordinate-wise median."""
+"""Median: the weighted median of each coordinate."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _EVEN = 1e-6  # float32 weights sum to 1/2 up to this
 class Median(Aggregator):
     """In each coordinate the value with half of the weight on either side; the middle of two where both halve it.
 
-    `weighted=false` counts clients instead. A number that is not finite is larger than all others.
+    A number that is not finite is larger than all others.
     """
 
     weighted: bool = True
+    """Whether clients count by their weights or, with false, alike."""
 
     protects = "the model, while less than half of the weight is arbitrary"
     cite = "Yin et al., Byzantine-robust distributed learning: towards optimal statistical rates, ICML 2018"

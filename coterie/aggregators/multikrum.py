@@ -15,13 +15,15 @@ from coterie.layout import Layout
 
 @dataclass(frozen=True)
 class MultiKrum(Aggregator):
-    """The weighted mean of the `chosen` updates (by default N - faulty) of least Krum score.
+    """The weighted mean of the `chosen` updates of least Krum score.
 
     The score, the sum of the squared distances to the N - faulty - 2 nearest updates, does not look at weights.
     """
 
     faulty: int = 1
+    """So many arbitrary clients among at least 2 faulty + 3 cannot draw the choice away."""
     chosen: int | None = None
+    """How many updates are averaged; by default N - faulty."""
 
     protects = "the model, from `faulty` arbitrary clients"
     cite = "Blanchard et al., Machine learning with adversaries: Byzantine tolerant gradient descent, NeurIPS 2017"

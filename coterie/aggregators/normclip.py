@@ -15,12 +15,13 @@ from coterie.layout import Layout
 
 @dataclass(frozen=True)
 class NormClip(Aggregator):
-    """sum_i w_i min(1, b / |u_i|) u_i, where the bound b is `bound`, or the median of the round's norms.
+    """sum_i w_i min(1, b / |u_i|) u_i with the bound b.
 
     An update that is not finite has no direction and counts as 0.
     """
 
     bound: float | None = None
+    """The bound b; by default the median of the round's norms."""
 
     protects = "the model, from updates that are right or wrong but long"
     cite = "Sun et al., Can you really backdoor federated learning?, 2019"

@@ -1,4 +1,4 @@
-"""The coordinate-wise trimmed mean."""
+"""Trimmed mean: the weighted mean of each coordinate without its extremes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ class TrimmedMean(Aggregator):
     """In each coordinate the weighted mean without the smallest and the largest values, `trim` of the weight each.
 
     With equal weights and trim * N whole that leaves out trim * N values at either end; else the last value cut
-    keeps a part of its weight. `weighted=false` counts clients instead. A number that is not finite is larger than all
-    others. Refused where not even one of equally weighted clients would be cut.
+    keeps a part of its weight. A number that is not finite is larger than all others. Refused where not even one of
+    equally weighted clients would be cut.
     """
 
     trim: float = 0.2
+    """The part of the weight that is cut off at either end."""
     weighted: bool = True
+    """Whether clients count by their weights or, with false, alike."""
 
     protects = "the model, from arbitrary clients of at most `trim` of the weight together"
     cite = "Yin et al., Byzantine-robust distributed learning: towards optimal statistical rates, ICML 2018"

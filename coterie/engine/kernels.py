@@ -205,7 +205,7 @@ def convolve_back(gradient: Tensor, weight: Tensor, stride: Pair, padding: Pair,
 
 
 def correlate(image: Tensor, gradient: Tensor, window: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
-    """The gradients of weight and bias, float32: `[P, B, C, H, W]`, `[P, B, N, OY, OX]` -> `[P, N, C, *window]`, `[P, N]`."""
+    """Gradients of weight and bias: `[P, B, C, H, W]`, `[P, B, N, OY, OX]` -> `[P, N, C, *window]`, `[P, N]`."""
     top, left = padding
     channels, filters = image.shape[2], gradient.shape[2]
     last, values = _last(image, (left, left, top, top)), _last(gradient, multiple=1).contiguous()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,13 +20,6 @@ class Own(Record):
 
     own: Tensor
     alpha: Tensor
-
-
-@dataclass(frozen=True)
-class Pair(Own):
-    """The state of local training: the shared model's copy `row [C, D]` next to the client's own."""
-
-    row: Tensor
 
 
 @dataclass(frozen=True)
@@ -61,34 +53,29 @@ class APFL(FedAvg):
     def join(self, cohort: Cohort, payload: Model) -> Own:
         return Own(payload.row, payload.row.new_full((cohort.size,), self.alpha))
 
-    def local(self, cohort: Cohort, payload: Model, mine: Own) -> tuple[Upload, Record]:  # type: ignore[override]
+    def local(self, cohort: Cohort, payload: Model, mine: Own) -> tuple[Upload, Record]:
         step = self.step if self.form == "paper" else self.released
-        end = cohort.loop(step, Pair(mine.own, mine.alpha, payload.row))
-        mixed, alpha = mix(end.row, end.own, end.alpha[:, None]), end.alpha
+        end = cohort.loop(step, {"row": payload.row, "own": mine.own, "alpha": mine.alpha})
+        row, own, alpha = end["row"], end["own"], end["alpha"]
+        mixed = torch.lerp(row, own, alpha[:, None])
         if self.adaptive and self.form == "paper":
-            slope = ((end.own - end.row) * cohort.grad(mixed)).sum(-1)
-            alpha = self.moved(alpha, slope, cohort.lr)
-        return Upload(update=end.row - payload.row), Own(end.own if self.form == "paper" else mixed, alpha)
+            alpha = self.moved(alpha, ((own - row) * cohort.grad(mixed)).sum(-1), cohort.lr)
+        return Upload(update=row - payload.row), Own(own if self.form == "paper" else mixed, alpha)
 
-    def step(self, net: Net, s: Given, batch: Batch, given: Given) -> Mapping[str, Tensor]:
-        mixed = mix(s.row, s.own, s.alpha)
+    def step(self, net: Net, s: Given, batch: Batch, given: Given) -> dict[str, Tensor]:
+        mixed = torch.lerp(s.row, s.own, s.alpha)
         own = s.own - given.lr * s.alpha * net.grad(mixed, batch)
         row = s.row - given.lr * net.grad(s.row, batch)
         return {"row": row, "own": net.with_buffers(own, mixed), "alpha": s.alpha}
 
-    def released(self, net: Net, s: Given, batch: Batch, given: Given) -> Mapping[str, Tensor]:
+    def released(self, net: Net, s: Given, batch: Batch, given: Given) -> dict[str, Tensor]:
         at_row, at_own = net.grad(s.row, batch), net.grad(s.own, batch)
         row, own = s.row - given.lr * at_row, s.own - given.lr * at_own
-        slope = ((own - row) * mix(at_row, at_own, s.alpha)).sum()
+        slope = ((own - row) * torch.lerp(at_row, at_own, s.alpha)).sum()
         return {"row": row, "own": own, "alpha": self.moved(s.alpha, slope, given.lr) if self.adaptive else s.alpha}
 
     def moved(self, alpha: Tensor, slope: Tensor, lr: float | Tensor) -> Tensor:
         return (alpha - (lr if self.alpha_lr is None else self.alpha_lr) * (slope + self.rho * alpha)).clamp(0, 1)
 
-    def deploy(self, cohort: Cohort, payload: Model, mine: Own) -> Tensor:  # type: ignore[override]
-        return mix(payload.row, mine.own, mine.alpha[:, None]) if self.form == "paper" else mine.own
-
-
-def mix(shared: Tensor, own: Tensor, alpha: Tensor) -> Tensor:
-    """alpha own + (1 - alpha) shared, exact at both ends."""
-    return torch.lerp(shared, own, alpha)
+    def deploy(self, cohort: Cohort, payload: Model, mine: Own) -> Tensor:
+        return torch.lerp(payload.row, mine.own, mine.alpha[:, None]) if self.form == "paper" else mine.own

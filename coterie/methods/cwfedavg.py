@@ -26,13 +26,6 @@ class PerClass(Record):
     mix: Tensor
 
 
-@dataclass(frozen=True)
-class Mixture(Record):
-    """Label distributions `[C, classes]`."""
-
-    mix: Tensor
-
-
 def norms(weight: Tensor) -> Tensor:
     """pi~_j = |r_j| / sum_l |r_l| for an output layer `[..., classes, features]` with rows r_j."""
     length: Tensor = torch.linalg.vector_norm(weight, dim=-1)
@@ -94,13 +87,13 @@ class CwFedAvg(Method):
     def hello(self, server: PerClass) -> Record:
         return Nothing() if self.distribution == "true" else Model(server.row)
 
-    def introduce(self, cohort: Cohort, hello: Model) -> Record:
+    def introduce(self, cohort: Cohort, hello: Model) -> Upload:
         if self.distribution == "true":
-            return Mixture(labels(cohort))
+            return Upload(mix=cohort.labels)
         row = hello.row if cohort.round == 0 else self.train(cohort, hello.row)  # a newcomer trains to be estimated
-        return Mixture(norms(weight(row, cohort.layout)).double())
+        return Upload(mix=norms(weight(row, cohort.layout)).double())
 
-    def admit(self, server: PerClass, ids: Tensor, introductions: Mixture) -> Record:
+    def admit(self, server: PerClass, ids: Tensor, introductions: Upload) -> Record:
         return replace(server, mix=enrol(server.mix, ids, introductions.mix))
 
     def send(self, server: PerClass, ids: Tensor) -> Record:
@@ -113,15 +106,12 @@ class CwFedAvg(Method):
         return rows
 
     def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
-        return cohort.train(rows, {"mix": labels(cohort).to(rows.dtype)}, objective=self.objective)
+        return cohort.train(rows, {"mix": cohort.labels.to(rows.dtype)}, objective=self.objective)
 
     def objective(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
         weight = net.tensors(row)[output(net.layout).name].flatten(1)
         apart: Tensor = torch.linalg.vector_norm(given.mix - norms(weight))
         return net.loss(row, batch) + (0.5 if self.half_lambda else 1.0) * self.lam * apart
-
-    def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
-        return Upload(update=self.train(cohort, payload.row) - payload.row), mine
 
     def merge(self, server: PerClass, up: Uploads) -> Record:
         trained = self.personal(server, up.ids) + up.update
@@ -129,18 +119,9 @@ class CwFedAvg(Method):
         if self.distribution == "approx":
             mix = enrol(mix, up.ids, norms(weight(trained, up.layout)).double())
         q, part = class_weights(up.share, mix[up.ids]), "head" if self.layers == "output" else "all"
-        own, layout = trained[:, server.columns], up.layout.only(part)
-        rows = [old + self.aggregate(own - old, q[:, j], layout) for j, old in enumerate(server.rows)]
+        rows = self.recentre(server.rows, trained[:, server.columns], q, up.layout.only(part))
         row = server.row + self.aggregate(trained - server.row, up.share, up.layout)
-        return PerClass(row, torch.stack(rows), server.columns, mix)
-
-    def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
-        return payload.row
-
-
-def labels(cohort: Cohort) -> Tensor:
-    """The true pi `[C, classes]` of the training labels."""
-    return cohort.histogram.double() / cohort.n[:, None]
+        return PerClass(row, rows, server.columns, mix)
 
 
 def weight(rows: Tensor, layout: Layout) -> Tensor:

@@ -32,7 +32,7 @@ class Ditto(FedAvg):
     def join(self, cohort: Cohort, payload: Model) -> Model:
         return Model(payload.row)
 
-    def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:  # type: ignore[override]
+    def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
         anchor = {"anchor": payload.row}
         own = cohort.train(mine.row, anchor, epochs=self.epochs, lr=self.personal_lr, correct=self.pull)
         upload, _ = super().local(cohort, payload, mine)
@@ -41,5 +41,5 @@ class Ditto(FedAvg):
     def pull(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
         return gradient + self.lam * (row - given.anchor)
 
-    def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:  # type: ignore[override]
+    def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:
         return mine.row

@@ -23,25 +23,9 @@ class Own(Record):
     met: Tensor
 
 
-@dataclass(frozen=True)
-class Learning(Record):
-    """W as rows `[C, D]`, the mean losses of the last passes `[C, 10]`, summed loss and samples of the present one."""
-
-    w: Tensor
-    recent: Tensor
-    loss: Tensor
-    seen: Tensor
-    met: Tensor
-
-
 def reweigh(w: Tensor, gradient: Tensor, own: Tensor, shared: Tensor, eta: float) -> Tensor:
     """W <- clip(W - eta grad * (theta - theta_i), 0, 1), the gradient being that at the blended model."""
     return (w - eta * gradient * (shared - own)).clamp(0, 1)
-
-
-def blended(own: Tensor, shared: Tensor, w: Tensor) -> Tensor:
-    """theta_i + (theta - theta_i) * W, exactly theta where W = 1 and exactly theta_i where W = 0."""
-    return torch.lerp(own, shared, w)
 
 
 @dataclass(frozen=True)
@@ -79,16 +63,18 @@ class FedALA(FedAvg):
         own = layout.put(shared, self.layers, layout.cut(own, self.layers))  # nothing to blend outside the layers
         w = layout.put(torch.ones_like(own), self.layers, mine.w)
         if self.eta and mine.w.shape[1]:
-            zero, never = torch.zeros_like(mine.met), own.new_full((cohort.size, 10), torch.inf)
+            zero, never = torch.zeros_like(mine.met), own.new_full((cohort.size, 10), torch.inf)  # no pass yet
+            state = {"w": w, "recent": never, "loss": zero, "seen": zero, "met": mine.met}
             samples = torch.ceil(cohort.n.double() * self.fraction).to(own.dtype)
             w = cohort.loop(
-                self.step, Learning(w, never, zero, zero, mine.met), {"own": own, "shared": shared, "samples": samples},
+                self.step, state, {"own": own, "shared": shared, "samples": samples},
                 epochs=self.passes, fraction=self.fraction, until=self.done, purpose="ala",
-            ).w
-        return blended(own, shared, w), layout.cut(w, self.layers)
+            )["w"]
+        return torch.lerp(own, shared, w), layout.cut(w, self.layers)
 
     def step(self, net: Net, s: Given, batch: Batch, given: Given) -> dict[str, Tensor]:
-        row, count = blended(given.own, given.shared, s.w), batch.weight.sum()
+        """One step of W; `recent [10]` are the mean losses of the last passes, `loss` and `seen` sums of this one."""
+        row, count = torch.lerp(given.own, given.shared, s.w), batch.weight.sum()
         total, seen = s.loss + net.loss(row, batch) * count, s.seen + count
         over = seen >= given.samples  # the pass is
         recent = torch.where(over, torch.cat([s.recent[1:], (total / seen)[None]]), s.recent)
@@ -101,10 +87,10 @@ class FedALA(FedAvg):
         """Which clients need no further pass; one whose W is young needs ten losses that agree."""
         return (s.met != 1) | (s.recent.std(1) < self.settled)
 
-    def local(self, cohort: Cohort, payload: Model, mine: Own) -> tuple[Upload, Record]:  # type: ignore[override]
+    def local(self, cohort: Cohort, payload: Model, mine: Own) -> tuple[Upload, Record]:
         row, w = self.blend(cohort, payload, mine)
         row = cohort.train(row)
         return Upload(update=row - payload.row), Own(row, w, (mine.met + 1).clamp(max=2))
 
-    def deploy(self, cohort: Cohort, payload: Model, mine: Own) -> Tensor:  # type: ignore[override]
+    def deploy(self, cohort: Cohort, payload: Model, mine: Own) -> Tensor:
         return self.blend(cohort, payload, mine)[0]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coterie.algebra import between
 from coterie.cohort import Cohort, Init
-from coterie.method import Method, Uploads
+from coterie.method import Personal, Uploads
 from coterie.net import Given
 from coterie.records import Each, Model, Record, Upload
 
@@ -27,7 +28,7 @@ def attention(rows: Tensor, alpha: float | None, sigma: float | None) -> Tensor:
     By default sigma is the median squared distance and alpha = sigma / M: equal models are averaged evenly.
     """
     clients = len(rows)
-    apart = torch.cdist(rows.double(), rows.double(), compute_mode="donot_use_mm_for_euclid_dist").square()
+    apart = between(rows, rows).square()
     pairs = apart[tuple(torch.triu_indices(clients, clients, 1))]
     scale = (pairs.median() if clients > 1 else pairs.sum()) if sigma is None else pairs.new_tensor(sigma)
     near = torch.exp(-apart / scale.clamp(min=1e-300))  # 1 between equal models, even where all are equal
@@ -37,7 +38,7 @@ def attention(rows: Tensor, alpha: float | None, sigma: float | None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedAMP(Method):
+class FedAMP(Personal):
     """w_i <- SGD from w_i on L_i(w) + lam / (2 alpha) |w - u_i|^2 with u_i = sum_j xi_ij w_j.
 
     xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma for j != i, and xi_ii is what is left of 1. Distances grow with
@@ -52,7 +53,6 @@ class FedAMP(Method):
 
     family = "personalised aggregation"
     shared = "a mixture of similar clients' models"
-    keeps = "its model"
     newcomer = "the mean of the clients' models"
     cite = "Huang et al., Personalized cross-silo federated learning on non-IID data, AAAI 2021"
     averages = False
@@ -72,8 +72,8 @@ class FedAMP(Method):
         xi = torch.where(known[:, None], server.xi[torch.where(known, ids, 0)], mean)
         return Model(Each(xi.to(server.rows.dtype) @ server.rows))  # type: ignore[arg-type]
 
-    def join(self, cohort: Cohort, payload: Model) -> Model:
-        return Model(payload.row)
+    def join(self, cohort: Cohort, payload: Model) -> Record:
+        return payload
 
     def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
         row = cohort.train(mine.row, {"u": payload.row}, correct=self.pull)
@@ -85,6 +85,3 @@ class FedAMP(Method):
     def merge(self, server: Cloud, up: Uploads) -> Record:
         rows = server.rows.index_add(0, up.ids, up.update)
         return Cloud(rows, attention(up.layout.cut(rows, "parameters"), self.alpha, self.sigma))
-
-    def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:
-        return mine.row

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from coterie.cohort import Cohort, Init
 from coterie.method import Method, Uploads
-from coterie.records import Model, Record, Upload
+from coterie.records import Model, Record
 
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """theta <- theta + server_lr * sum_i p_i (SGD_i(theta) - theta) with p_i = n_i / n over the participants."""
+    """theta <- theta + server_lr * sum_i p_i (SGD_i(theta) - theta) with p_i = n_i / n over the participants.
+
+    The rest is what every method does unless it says otherwise: the server starts from one fresh model, clients train
+    what they received, upload how it moved, and use the model as received.
+    """
 
     server_lr: float = 1.0
 
@@ -22,14 +23,5 @@ class FedAvg(Method):
     newcomer = "the shared model"
     cite = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
 
-    def start(self, init: Init) -> Record:
-        return Model(init.row)
-
-    def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
-        return Upload(update=cohort.train(payload.row) - payload.row), mine
-
     def merge(self, server: Model, up: Uploads) -> Record:
         return Model(server.row + self.aggregate(up.update, up.share, up.layout, self.server_lr))
-
-    def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
-        return payload.row

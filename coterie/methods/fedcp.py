@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.cohort import Cohort, Init
-from coterie.method import Method, Uploads
-from coterie.methods.fedrod import scores, with_head
+from coterie.algebra import mmd
+from coterie.cohort import Cohort
+from coterie.heads import with_head
+from coterie.methods.fedper import FedPer
 from coterie.net import Batch, Given, Net, Row
+from coterie.objectives import scores
 from coterie.records import Model, Record, Upload
 
-OWN = "personal+context"
-WIDTHS = (10, 15, 20, 50)
+WIDTHS = (10.0, 15.0, 20.0, 50.0)  # of the kernels that compare features
 
 
 @dataclass(frozen=True)
-class FedCP(Method):
+class FedCP(FedPer):
     """o = p_i(r * z) + h(s * z) with (r, s) = softmax(policy(z * v_i)), r + s = 1 and v_i = unit(sum of p_i's rows).
 
     Clients train body, p_i and policy on CE + lam MMD^2(z, z of the received body), with Gumbel noise in the gate;
@@ -29,8 +30,8 @@ class FedCP(Method):
     """
 
     lam: float = 5.0
+    personal: str = field(default="personal+context", init=False)
 
-    family = "decoupled"
     shared = "the model and a policy network"
     keeps = "a second head"
     down = up = "1 + policy"
@@ -40,14 +41,11 @@ class FedCP(Method):
     def wrap(self, module: nn.Module) -> nn.Module:
         return with_head(module, Gated, "personal+context+policy", self.name)
 
-    def start(self, init: Init) -> Record:
-        return Model(init.layout.cut(init.row, f"~{OWN}"))
-
     def join(self, cohort: Cohort, payload: Model) -> Model:
         layout = cohort.layout
         if cohort.round == 0:
-            return Model(layout.cut(cohort.init.row, "personal").expand(cohort.size, -1))
-        head = layout.cut(layout.put(cohort.init.row, f"~{OWN}", payload.row), "head")
+            return Model(layout.cut(cohort.assemble({}), "personal"))
+        head = layout.cut(cohort.assemble({f"~{self.personal}": payload.row}), "head")
         weights = layout.within("head")[0].size  # without a bias of its own, p_i = h gives h(z) whatever the gate
         return Model(torch.cat([head[:, :weights], torch.zeros_like(head[:, weights:])], 1))
 
@@ -56,7 +54,7 @@ class FedCP(Method):
         row = cohort.train(start, {"received": start}, part="~head", objective=self.gated)
         personal, head = layout.cut(row, "personal"), layout.cut(row, "head")
         mixed = layout.put(row, "head", (personal + head) / 2)
-        return Upload(update=layout.cut(mixed, f"~{OWN}") - payload.row), Model(personal)
+        return Upload(update=layout.cut(mixed, f"~{self.personal}") - payload.row), Model(personal)
 
     def gated(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
         z, tensors = net.features(row, batch.x), net.tensors(row)
@@ -65,17 +63,13 @@ class FedCP(Method):
         r, s = gate(z, -torch.log(-torch.log(u)), *(tensors[name] for name in names))
         out = scores(net, row, "personal", r * z) + scores(net, row, "generic", s * z)
         received = net.features(given.received, batch.x).detach()
-        return batch.mean(net.task.loss(out, batch.y)) + self.lam * mmd(z, received, batch.weight)
-
-    def merge(self, server: Model, up: Uploads) -> Record:
-        return Model(server.row + self.aggregate(up.update, up.share, up.layout.only(f"~{OWN}")))
+        return batch.mean(net.task.loss(out, batch.y)) + self.lam * mmd(z, received, batch.weight, WIDTHS)
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:
-        layout = cohort.layout
-        row = layout.put(layout.put(cohort.init.row, f"~{OWN}", payload.row), "personal", mine.row)
-        weight = layout.within("personal")[0]
+        weight = cohort.layout.within("personal")[0]
         rows = mine.row[:, : weight.size].reshape(-1, *weight.shape)  # [C, outputs, d]
-        return layout.put(row, "context", F.normalize(rows.sum(1), dim=1))
+        context = F.normalize(rows.sum(1), dim=1)
+        return cohort.assemble({f"~{self.personal}": payload.row, "personal": mine.row, "context": context})
 
 
 class Gated(nn.Module):
@@ -90,8 +84,7 @@ class Gated(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         r, s = gate(z, torch.zeros_like(z[:, None]), self.context, *self.policy.parameters())
-        out: Tensor = self.personal(r * z) + self.generic(s * z)
-        return out
+        return self.personal(r * z) + self.generic(s * z)  # type: ignore[no-any-return]
 
 
 def gate(
@@ -102,14 +95,3 @@ def gate(
     pair = F.layer_norm(q.to(gain.dtype), gain.shape, gain, shift).relu()
     r, s = (pair.reshape(len(z), 2, -1) + noise).softmax(1).unbind(1)
     return r, s
-
-
-def mmd(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """MMD^2 of the samples of weight 1 in `x [B, d]` and `y [B, d]`, kernel sum_a exp(-|x - y|^2 / (2 a))."""
-    pairs = weight[:, None] * weight / weight.sum().clamp(min=1).square()
-
-    def kernel(a: Tensor, b: Tensor) -> Tensor:
-        apart = (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)
-        return torch.stack([torch.exp(-apart / (2 * width)) for width in WIDTHS]).sum(0)
-
-    return (pairs * (kernel(x, x) + kernel(y, y) - 2 * kernel(x, y))).sum()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from coterie.errors import CoterieError
 from coterie.layout import Layout
 from coterie.method import Method, Uploads
 from coterie.net import Batch, Given, Net, Row
+from coterie.objectives import flat
 from coterie.records import Model, Record, Upload
 
 
@@ -58,7 +58,7 @@ class FedDyn(Method):
     def start(self, init: Init) -> Record:
         return Tilted(init.row, torch.zeros_like(init.row))
 
-    def send(self, server: Any, ids: Tensor) -> Model:
+    def send(self, server: Tilted, ids: Tensor) -> Model:
         return Model(server.row)
 
     def join(self, cohort: Cohort, payload: Model) -> Model:
@@ -68,7 +68,8 @@ class FedDyn(Method):
         given = {"anchor": payload.row, "tilt": mine.row}
         objective = self.distance if self.norm_power == 1 else None
         update = cohort.train(payload.row, given, correct=self.lean, objective=objective, clip=self.clip) - payload.row
-        return Upload(update=update), Model(mine.row - self.alpha * without_buffers(cohort.layout, update))
+        moved = cohort.layout.put(update, "buffers", update.new_zeros(()))  # which have no gradient
+        return Upload(update=update), Model(mine.row - self.alpha * moved)
 
     def lean(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
         pull = self.alpha * (row - given.anchor) if self.norm_power == 2 else 0.0
@@ -76,22 +77,10 @@ class FedDyn(Method):
 
     def distance(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
         """L(w) + alpha/2 |w - theta| on a batch."""
-        w, theta = net.tensors(row), net.tensors(given.anchor)
-        names = [entry.name for entry in net.layout.entries if entry.trainable]
-        apart = torch.cat([(w[name] - theta[name]).flatten() for name in names])
-        far: Tensor = torch.linalg.vector_norm(apart)  # its gradient is 0 where w = theta
+        far: Tensor = torch.linalg.vector_norm(flat(net, row) - flat(net, given.anchor))  # of gradient 0 at w = theta
         return net.loss(row, batch) + self.alpha / 2 * far
 
     def merge(self, server: Tilted, up: Uploads) -> Record:
-        moves = without_buffers(up.layout, up.update)
-        tilt = server.tilt - self.alpha / up.population * moves.sum(0)
-        even = torch.full_like(up.share, 1 / len(up.share))
-        return Tilted(server.row + self.aggregate(up.update, even, up.layout) - tilt / self.alpha, tilt)
-
-    def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:
-        return payload.row
-
-
-def without_buffers(layout: Layout, rows: Tensor) -> Tensor:
-    """`[..., D]` with 0 in the columns of buffers, which have no gradient."""
-    return layout.put(rows, "buffers", rows.new_zeros(()))
+        moved = up.layout.put(up.update, "buffers", up.update.new_zeros(()))
+        tilt = server.tilt - self.alpha / up.population * moved.sum(0)
+        return Tilted(server.row + self.aggregate(up.update, up.even, up.layout) - tilt / self.alpha, tilt)

@@ -11,7 +11,7 @@ from torch import Tensor
 from coterie.cohort import Cohort, Init
 from coterie.errors import CoterieError
 from coterie.layout import Layout
-from coterie.method import Method, Uploads, pick
+from coterie.method import FewModels, Uploads, pick
 from coterie.records import Models, Record, Upload
 
 
@@ -28,7 +28,7 @@ def stch_set_weights(losses: Tensor, mu: float) -> tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class FedFew(Method):
+class FedFew(FewModels):
     """theta_k <- theta_k + sum_i alpha_i w_ik (SGD_i(theta_k) - theta_k): a few models such that each client has one.
 
     A client takes the model of least loss on its validation data (on its training data where it has none). The loss
@@ -38,7 +38,6 @@ class FedFew(Method):
     equal (`same`, told apart by their batch orders only), or equal up to `noise`.
     """
 
-    models: int = 3
     mu: float = 0.01
     start_from: Literal["independent", "same", "same+noise"] = "independent"
     noise: float = 0.01
@@ -47,8 +46,6 @@ class FedFew(Method):
     normalise: bool = False
     server_lr: float = 1.0
 
-    family = "few models"
-    shared = "K models"
     down = up = "K"
     newcomer = "the model of least loss on its validation data"
     cite = "FedFew: few models for many clients by smooth Tchebycheff set scalarisation"
@@ -60,14 +57,13 @@ class FedFew(Method):
         return cls(start_from="same", loss_at="running", validation=False, published="adapted")
 
     def check(self, population: int, layout: Layout) -> None:
-        if not 1 <= self.models <= population:
-            raise CoterieError(f"{self.name} with {self.models} models needs as many clients; there are {population}.")
+        super().check(population, layout)
         if not self.mu > 0:
             raise CoterieError(f"fedfew's temperature mu must be positive, not {self.mu}.")
 
     def start(self, init: Init) -> Record:
         if self.start_from == "independent":
-            return Models(init.rows(self.models))
+            return super().start(init)
         rows = init.row.expand(self.models, -1)
         if self.start_from == "same":
             return Models(rows.clone())

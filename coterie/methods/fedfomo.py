@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coterie import streams
 from coterie.cohort import Cohort, Init
-from coterie.method import Method, Uploads
+from coterie.method import Personal, Uploads
 from coterie.records import Each, Model, Record, Upload
 
 
@@ -43,7 +43,7 @@ def normalised(omega: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedFomo(Method):
+class FedFomo(Personal):
     """theta_i <- SGD_i(theta_i + sum_n w_n (theta_n - theta_i)) with w = max(omega, 0) normalised over n.
 
     omega_n = (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i| on validation data (on training data where there
@@ -57,7 +57,6 @@ class FedFomo(Method):
 
     family = "personalised aggregation"
     shared = "the models of other clients"
-    keeps = "its model"
     down = "M'"
     newcomer = "the mean of the models it receives, mixed towards those that help"
     cite = "Zhang et al., Personalized federated learning with first order model optimization, ICLR 2021"
@@ -80,9 +79,9 @@ class FedFomo(Method):
         who = gain.sort(dim=1, descending=True, stable=True).indices[:, : max(1, min(self.received, clients - 1))]
         return Offer(Each(server.rows[who]), Each(who))  # type: ignore[arg-type]
 
-    def join(self, cohort: Cohort, payload: Offer) -> Model:
+    def join(self, cohort: Cohort, payload: Offer) -> Record:
         if cohort.round == 0:
-            return Model(cohort.init.row.expand(cohort.size, -1))
+            return super().join(cohort, payload)
         return Model(self.mix(cohort, payload, payload.rows.mean(1))[0])
 
     def mix(self, cohort: Cohort, payload: Offer, row: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,6 +100,3 @@ class FedFomo(Method):
         rows = server.rows.index_add(0, up.ids, up.update)
         gain = server.gain.index_put((up.ids[:, None], up.who), up.omega.double(), accumulate=True)
         return replace(server, rows=rows, gain=gain, key=streams.key(server.key, "next"))
-
-    def deploy(self, cohort: Cohort, payload: Offer, mine: Model) -> Tensor:
-        return mine.row

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from coterie.cohort import Cohort, Init
-from coterie.method import Method, Uploads
+from coterie.method import Personal, Uploads
 from coterie.net import Given
 from coterie.records import Model, Models, Record, Upload
 
 
 @dataclass(frozen=True)
-class FedMTL(Method):
+class FedMTL(Personal):
     """min sum_i L_i(theta_i) + lam |theta_i - mean|^2: every step adds 2 lam (theta_i - mean) to the gradient.
 
     The mean is that of all clients, unweighted, as the server knew it when the round began; clients upload how their
@@ -27,7 +27,6 @@ class FedMTL(Method):
 
     family = "regularised"
     shared = "the mean of the models"
-    keeps = "its model"
     newcomer = "the mean of the models"
     cite = "Evgeniou, Pontil, Regularized multi-task learning, KDD 2004; not the MOCHA of Smith et al., NeurIPS 2017"
     presets = ("pfllib",)
@@ -40,8 +39,8 @@ class FedMTL(Method):
     def start(self, init: Init) -> Record:
         return Models(init.row.expand(init.population, -1)) if self.detached else Model(init.row)
 
-    def join(self, cohort: Cohort, payload: Model | Models) -> Model:
-        return Model(payload.row if isinstance(payload, Model) else cohort.init.row.expand(cohort.size, -1))
+    def join(self, cohort: Cohort, payload: Model | Models) -> Record:
+        return payload if isinstance(payload, Model) else super().join(cohort, payload)
 
     def local(self, cohort: Cohort, payload: Model | Models, mine: Model) -> tuple[Upload, Record]:
         if isinstance(payload, Models):
@@ -59,6 +58,3 @@ class FedMTL(Method):
             return Models(up.row)
         even = torch.full_like(up.share, 1 / up.population)
         return Model(server.row + self.aggregate(up.update, even, up.layout))
-
-    def deploy(self, cohort: Cohort, payload: Model | Models, mine: Model) -> Tensor:
-        return mine.row

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.cohort import Cohort, Init
+from coterie.heads import require_scores, with_head
 from coterie.method import Uploads
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.fedpac import by_class
-from coterie.methods.fedrod import require_scores, with_head
 from coterie.net import Batch, Given, Net
+from coterie.objectives import by_class
 from coterie.records import Model, Record, Upload
 
 
@@ -45,10 +45,7 @@ class FedNH(FedAvg):
         return cls(uniform=True, validation=False)
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        def build(head: nn.Linear) -> nn.Module:
-            return Prototypes(head, self.scale, self.learn_scale)
-
-        return with_head(module, build, "prototypes", self.name)
+        return with_head(module, lambda head: Prototypes(head, self.scale, self.learn_scale), "prototypes", self.name)
 
     def start(self, init: Init) -> Record:
         require_scores(init, self.name, "prototypes")
@@ -61,7 +58,7 @@ class FedNH(FedAvg):
         return Upload(update=row - payload.row, means=means, counts=cohort.histogram.to(row.dtype)), mine
 
     def merge(self, server: Model, up: Uploads) -> Record:
-        weights = torch.full_like(up.share, 1 / len(up.share)) if self.uniform else up.share
+        weights = up.even if self.uniform else up.share
         row = server.row + self.aggregate(up.update, weights, up.layout, self.server_lr)
         old = up.layout.cut(server.row, "prototypes").view_as(up.means[0])
         mean = (up.counts[:, :, None] * up.means).sum(0)

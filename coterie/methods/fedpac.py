@@ -7,20 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from coterie.algebra import gram, simplex_qp
+from coterie.algebra import combination, gram
 from coterie.cohort import Cohort, Init
+from coterie.heads import require_scores
 from coterie.method import Method, Uploads, enrol
-from coterie.methods.fedrod import require_scores
 from coterie.net import Batch, Given, Net, Row
+from coterie.objectives import by_class
 from coterie.records import Each, Model, Record, Upload
-
-
-@dataclass(frozen=True)
-class Told(Record):
-    """First contact: V `[C]` and H `[C, classes, d]`."""
-
-    V: Tensor
-    H: Tensor
 
 
 @dataclass(frozen=True)
@@ -30,35 +23,17 @@ class Sent(Record):
     body: Tensor
     prototypes: Tensor
     known: Tensor
-    head: Tensor | Each
+    head: Tensor
 
 
 @dataclass(frozen=True)
-class Server(Record):
-    """What is sent, and of every client the last uploaded head, V and H; `met` are those that uploaded."""
+class Server(Sent):
+    """What is sent, `head [M, h]` of all clients; and the last uploaded head, V and H of those that are `met`."""
 
-    body: Tensor
-    prototypes: Tensor
-    known: Tensor
-    first: Tensor  # the initial head
-    heads: Tensor  # [M, h] combined ones
-    uploaded: Tensor  # [M, h]
+    uploaded: Tensor
     V: Tensor
     H: Tensor
     met: Tensor
-
-
-def combination(V: Tensor, products: Tensor, target: int, threshold: float = 0.0) -> Tensor:
-    """argmin over the simplex of a'(diag V + D)a `[m]`, D_jl = <H_t - H_j, H_t - H_l>; what is below is cut off.
-
-    `products` are the inner products of all H; `V` belongs to the last m of them, which the combination is made of.
-    """
-    own, rest = products[target], slice(len(products) - len(V), None)
-    P = torch.diag(V.double().cpu()) + own[target] - own[rest, None] - own[None, rest] + products[rest, rest]
-    near = 1 / P.diagonal().clamp(min=1e-300)
-    a = simplex_qp(P, start=near / near.sum())
-    kept = torch.where(a < threshold, 0, a)
-    return kept / kept.sum() if bool(kept.any()) else a
 
 
 @dataclass(frozen=True)
@@ -79,59 +54,56 @@ class FedPAC(Method):
     family = "decoupled"
     shared = "the body, class prototypes and heads"
     down = "1 + prototypes"
-    up = "1 + class features"
+    up = "1 + 2 class features"
     newcomer = "the shared body and a combined head"
     cite = "Xu, Tong, Huang, Personalized federated learning with feature alignment and classifier collaboration, 2023"
 
     def start(self, init: Init) -> Record:
         require_scores(init, self.name)
         row, width = init.row, init.layout.within("head")[0].shape[1]
-        head, none = init.layout.cut(row, "head"), row.new_zeros(0)
+        head, none = init.layout.cut(row, "head")[None], row.new_zeros(0)
         prototypes = row.new_zeros(init.classes, width)
         return Server(
-            init.layout.cut(row, "~head"), prototypes, none.new_zeros(init.classes), head, head[None][:0],
-            head[None][:0], none, prototypes[None][:0], none.bool(),
+            init.layout.cut(row, "~head"), prototypes, row.new_zeros(init.classes), head, head[:0], none,
+            prototypes[None][:0], none.bool(),
         )
 
     def hello(self, server: Server) -> Record:
         return Model(server.body)
 
-    def introduce(self, cohort: Cohort, hello: Model) -> Record:
-        return self.facts(cohort, cohort.layout.put(cohort.init.row, "~head", hello.row))
+    def introduce(self, cohort: Cohort, hello: Model) -> Upload:
+        return Upload(H=self.facts(cohort, cohort.assemble({"~head": hello.row}))[1])
 
-    def admit(self, server: Server, ids: Tensor, introductions: Told) -> Record:
-        heads = server.first.expand(len(ids), -1)
+    def admit(self, server: Server, ids: Tensor, introductions: Upload) -> Record:
+        heads = server.head[:1].expand(len(ids), -1)  # until somebody uploads, all are the initial one
         if server.met.any():
             pool = torch.cat([introductions.H, server.H[server.met]])
             heads = self.combined(server.V[server.met], pool, server.uploaded[server.met])[: len(ids)]
-        return replace(
-            server, heads=enrol(server.heads, ids, heads), uploaded=enrol(server.uploaded, ids, heads),
-            V=enrol(server.V, ids, introductions.V), H=enrol(server.H, ids, introductions.H),
-            met=enrol(server.met, ids, torch.zeros_like(ids, dtype=torch.bool)),
-        )
+        return replace(server, head=enrol(server.head, ids, heads))
 
     def send(self, server: Server, ids: Tensor) -> Record:
-        return Sent(server.body, server.prototypes, server.known, Each(server.heads[ids]))
+        return Sent(server.body, server.prototypes, server.known, Each(server.head[ids]))  # type: ignore[arg-type]
 
     def local(self, cohort: Cohort, payload: Sent, mine: Record) -> tuple[Upload, Record]:
         row = self.deploy(cohort, payload, mine)
-        told = self.facts(cohort, row)
+        V, H = self.facts(cohort, row)
         row = cohort.train(row, epochs=self.head_epochs, lr=self.head_lr, part="head")
         given = {"prototypes": payload.prototypes, "known": payload.known}
         row = cohort.train(row, given, part="~head", objective=self.aligned)
         body, head = cohort.layout.cut(row, "~head"), cohort.layout.cut(row, "head")
         features, counts = cohort.total(moments, row)["features"], cohort.histogram.to(row.dtype)
-        return Upload(update=body - payload.body, head=head, V=told.V, H=told.H, features=features, counts=counts), mine
+        return Upload(update=body - payload.body, head=head, V=V, H=H, features=features, counts=counts), mine
 
     def aligned(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
         z = net.features(row, batch.x)
         apart = (z - given.prototypes[batch.y]).square().mean(1) * given.known[batch.y]
         return batch.mean(net.task.loss(net.head(row, z), batch.y) + self.lam * apart)
 
-    def facts(self, cohort: Cohort, row: Tensor) -> Told:
+    def facts(self, cohort: Cohort, row: Tensor) -> tuple[Tensor, Tensor]:
+        """V `[C]` and H `[C, classes, d]` of the clients under a model."""
         sums, n = cohort.total(moments, row), cohort.n.to(row.dtype)
         H = sums["features"] / n[:, None, None]
-        return Told(((sums["squares"] / n - H.square().sum((1, 2))) / n).clamp(min=0), H)
+        return ((sums["squares"] / n - H.square().sum((1, 2))) / n).clamp(min=0), H
 
     def combined(self, V: Tensor, H: Tensor, heads: Tensor) -> Tensor:
         """The head of each client with features `H [t, classes, d]`, made of the last m clients' `heads [m, h]`."""
@@ -147,25 +119,17 @@ class FedPAC(Method):
             body=server.body + self.aggregate(up.update, up.share, up.layout.only("~head")),
             prototypes=torch.where(seen[:, None], sums / counts.clamp(min=1)[:, None], server.prototypes),
             known=torch.maximum(server.known, seen.to(server.known.dtype)),
-            heads=enrol(server.heads, up.ids, self.combined(up.V, up.H, up.head)),
+            head=enrol(server.head, up.ids, self.combined(up.V, up.H, up.head)),
             uploaded=enrol(server.uploaded, up.ids, up.head),
             V=enrol(server.V, up.ids, up.V), H=enrol(server.H, up.ids, up.H),
             met=enrol(server.met, up.ids, torch.ones_like(up.ids, dtype=torch.bool)),
         )
 
     def deploy(self, cohort: Cohort, payload: Sent, mine: Record) -> Tensor:
-        row = cohort.layout.put(cohort.init.row, "~head", payload.body)
-        assert isinstance(payload.head, Tensor)
-        return cohort.layout.put(row, "head", payload.head)
+        return cohort.assemble({"~head": payload.body, "head": payload.head})
 
 
 def moments(net: Net, row: Tensor, batch: Batch, given: Given) -> dict[str, Tensor]:
     """Sums over samples: features by class `[classes, d]`, and their squared norms."""
     z = net.features(row, batch.x)
     return {"features": by_class(net, batch, z), "squares": (z.square().sum(1) * batch.weight).sum()}
-
-
-def by_class(net: Net, batch: Batch, z: Tensor) -> Tensor:
-    """Sums of `z [B, d]` over the samples of each class, `[classes, d]`."""
-    member = batch.y[:, None] == torch.arange(net.task.classes, device=z.device)  # [B, classes]
-    return (member.to(z.dtype) * batch.weight[:, None]).T @ z

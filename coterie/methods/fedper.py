@@ -34,14 +34,18 @@ class FedPer(Method):
     def start(self, init: Init) -> Record:
         return Model(init.layout.cut(init.row, f"~{self.personal}"))
 
-    def join(self, cohort: Cohort, payload: Model) -> Model:
-        row = self.whole(cohort, payload, cohort.layout.cut(cohort.init.row, self.personal))
+    def join(self, cohort: Cohort, payload: Model) -> Record:
+        row = cohort.assemble({f"~{self.personal}": payload.row})
         if cohort.round > 0:  # a newcomer: the body is trained, a random head on it would be useless
-            row = cohort.train(row, part=self.personal)
+            row = self.fit(cohort, row)
         return Model(cohort.layout.cut(row, self.personal))
 
+    def fit(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        """Rows `[C, D]` whose personal part suits the shared one."""
+        return cohort.train(rows, part=self.personal)
+
     def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
-        row = cohort.train(self.whole(cohort, payload, mine.row))
+        row = self.train(cohort, self.whole(cohort, payload, mine.row))
         body, head = cohort.layout.cut(row, f"~{self.personal}"), cohort.layout.cut(row, self.personal)
         return Upload(update=body - payload.row), Model(head)
 
@@ -53,5 +57,4 @@ class FedPer(Method):
 
     def whole(self, cohort: Cohort, payload: Model, head: Tensor) -> Tensor:
         """Body `[C, d]` and head -> rows `[C, D]`."""
-        row = cohort.layout.put(cohort.init.row, f"~{self.personal}", payload.row)
-        return cohort.layout.put(row, self.personal, head)
+        return cohort.assemble({f"~{self.personal}": payload.row, self.personal: head})

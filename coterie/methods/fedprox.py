@@ -9,7 +9,6 @@ from torch import Tensor
 from coterie.cohort import Cohort
 from coterie.methods.fedavg import FedAvg
 from coterie.net import Given
-from coterie.records import Model, Record, Upload
 
 
 @dataclass(frozen=True)
@@ -20,9 +19,8 @@ class FedProx(FedAvg):
 
     cite = "Li et al., Federated optimization in heterogeneous networks, MLSys 2020"
 
-    def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
-        trained = cohort.train(payload.row, {"anchor": payload.row}, correct=self.pull)
-        return Upload(update=trained - payload.row), mine
+    def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        return cohort.train(rows, {"anchor": rows}, correct=self.pull)
 
     def pull(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
         return gradient + self.mu * (row - given.anchor)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from coterie.cohort import Cohort
 from coterie.methods.fedper import FedPer
-from coterie.records import Model, Record, Upload
 
 
 @dataclass(frozen=True)
@@ -32,17 +31,8 @@ class FedRep(FedPer):
         """The program of PFLlib, with which most published tables were made: one epoch for each part."""
         return cls(head_epochs=1, body_epochs=1, validation=False, published="served")
 
-    def join(self, cohort: Cohort, payload: Model) -> Model:
-        row = self.whole(cohort, payload, cohort.layout.cut(cohort.init.row, self.personal))
-        if cohort.round > 0:
-            row = self.fit_head(cohort, row)
-        return Model(cohort.layout.cut(row, self.personal))
+    def fit(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        return cohort.train(rows, epochs=self.head_epochs, part=self.personal)
 
-    def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
-        row = self.fit_head(cohort, self.whole(cohort, payload, mine.row))
-        row = cohort.train(row, epochs=self.body_epochs, part=f"~{self.personal}")
-        body, head = cohort.layout.cut(row, f"~{self.personal}"), cohort.layout.cut(row, self.personal)
-        return Upload(update=body - payload.row), Model(head)
-
-    def fit_head(self, cohort: Cohort, row: Tensor) -> Tensor:
-        return cohort.train(row, epochs=self.head_epochs, part=self.personal)
+    def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        return cohort.train(self.fit(cohort, rows), epochs=self.body_epochs, part=f"~{self.personal}")

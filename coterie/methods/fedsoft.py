@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, Init
-from coterie.errors import CoterieError
-from coterie.layout import Layout
-from coterie.method import Method, Uploads
+from coterie.cohort import Cohort
+from coterie.method import FewModels, Personal, Uploads
 from coterie.net import Batch, Given, Net
 from coterie.records import Models, Record, Upload
 
@@ -42,7 +40,7 @@ def blend(u: Tensor, rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedSoft(Method):
+class FedSoft(FewModels, Personal):
     """w_i <- SGD from w_i on L_i(w) + lam / 2 sum_s u_is |w - c_s|^2; c_s = sum_i v_is w_i, v_is ~ u_is n_i.
 
     u_is = max(n_is / n_i, sigma) with n_is the samples of client i on which cluster model s has the least loss,
@@ -50,29 +48,18 @@ class FedSoft(Method):
     take part in every cluster.
     """
 
-    models: int = 3
     lam: float = 0.1
     sigma: float = 1e-4
     every: int = 1
 
-    family = "few models"
-    shared = "K models"
-    keeps = "its model"
     down = "K"
     newcomer = "the mixture of the cluster models by its samples, trained for a round near them"
     cite = "Ruan, Joe-Wong, FedSoft: soft clustered federated learning with proximal local updating, AAAI 2022"
 
-    def check(self, population: int, layout: Layout) -> None:
-        if not 1 <= self.models <= population:
-            raise CoterieError(f"{self.name} with {self.models} models needs as many clients; there are {population}.")
-
-    def start(self, init: Init) -> Record:
-        return Models(init.rows(self.models))
-
     def join(self, cohort: Cohort, payload: Models) -> Own:
         u = self.importance(cohort, payload)
         if cohort.round == 0:
-            return Own(cohort.init.row.expand(cohort.size, -1), u)
+            return Own(cohort.assemble({}), u)
         return Own(self.solve(cohort, payload, blend(u, payload.rows), u), u)
 
     def importance(self, cohort: Cohort, payload: Models) -> Tensor:
@@ -94,12 +81,7 @@ class FedSoft(Method):
 
     def merge(self, server: Models, up: Uploads) -> Record:
         w = blend(up.u, server.rows.expand(len(up.u), -1, -1)) + up.offset
-        v = shares(up.u, up.n)
-        moves = [self.aggregate(w - old, v[:, s], up.layout) for s, old in enumerate(server.rows)]
-        return Models(server.rows + torch.stack(moves))
-
-    def deploy(self, cohort: Cohort, payload: Models, mine: Own) -> Tensor:
-        return mine.row
+        return Models(self.recentre(server.rows, w, shares(up.u, up.n), up.layout))
 
     def report(self, server: Models, up: Uploads) -> dict[str, Tensor]:
         return {"importance": up.u.mean(0)}

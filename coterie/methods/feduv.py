@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coterie.algebra import deviation, median, squares
 from coterie.cohort import Cohort, Init
+from coterie.heads import require_scores
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.fedrod import require_scores
 from coterie.net import Batch, Given, Net, Row
-from coterie.records import Model, Record, Upload
+from coterie.records import Record
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,14 @@ class FedUV(FedAvg):
     uniformity: float = 0.5
 
     family = "regularised"
-    shared = "the model"
-    newcomer = "the shared model"
     cite = "Son et al., FedUV: uniformity and variance for heterogeneous federated learning, CVPR 2024"
 
     def start(self, init: Init) -> Record:
         require_scores(init, self.name)
         return super().start(init)
 
-    def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
-        return Upload(update=cohort.train(payload.row, objective=self.spread) - payload.row), mine
+    def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        return cohort.train(rows, objective=self.spread)
 
     def spread(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
         z = net.features(row, batch.x)
@@ -49,24 +48,12 @@ class FedUV(FedAvg):
 
 def lacking_variance(p: Tensor, weight: Tensor) -> Tensor:
     """V of `p [B, classes]` over the samples of weight 1, with the unbiased standard deviation."""
-    n = weight.sum()
-    centred = (p - (weight @ p) / n.clamp(min=1)) * weight[:, None]
-    variance = centred.square().sum(0) / (n - 1).clamp(min=1)
-    some = variance > 0  # the root has no slope at 0
-    std = torch.where(some, torch.where(some, variance, 1).sqrt(), 0)
-    return (1 / math.sqrt(p.shape[1]) - std).clamp(min=0).mean()
+    return (1 / math.sqrt(p.shape[1]) - deviation(p, weight)).clamp(min=0).mean()
 
 
 def crowding(z: Tensor, weight: Tensor) -> Tensor:
     """U of `z [B, d]` over the pairs of samples of weight 1; 0 where there is no pair."""
     pairs = torch.ones(len(z), len(z), dtype=torch.bool, device=z.device).triu(1) & (weight[:, None] * weight > 0)
-    square = z.square().sum(1)
-    total = square[:, None] + square
-    apart = total - 2 * z @ z.T
-    apart = torch.where(apart > 8 * torch.finfo(z.dtype).eps * total, apart, 0)  # equal up to rounding is equal
-    counted = pairs & (apart > 0)
-    rising = torch.where(counted, apart.detach(), torch.inf).flatten().sort().values
-    middle = ((counted.sum() - 1).clamp(min=0) // 2).view(1)
-    median = rising.gather(0, middle)
-    near = torch.exp(-apart / torch.where(torch.isfinite(median), median, 1))
-    return torch.where(pairs, near, 0).sum() / pairs.sum().clamp(min=1)
+    apart = squares(z)
+    scale = median(apart.detach(), pairs & (apart > 0))
+    return torch.where(pairs, torch.exp(-apart / scale), 0).sum() / pairs.sum().clamp(min=1)

@@ -36,7 +36,7 @@ class MOON(FedAvg):
     def join(self, cohort: Cohort, payload: Model) -> Model:
         return Model(payload.row)
 
-    def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:  # type: ignore[override]
+    def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
         given = {"shared": payload.row, "last": mine.row}
         row = cohort.train(payload.row, given, objective=self.contrast)
         return Upload(update=row - payload.row), Model(row)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from coterie.cohort import Cohort
 from coterie.methods.fedavg import FedAvg
-from coterie.net import Batch, Given, Net, Row
-from coterie.records import Model, Record, Upload
+from coterie.net import Batch, Given, Net
+from coterie.objectives import hessian_times
+from coterie.records import Model, Record
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,12 @@ class PerFedAvg(FedAvg):
     cite = "Fallah, Mokhtari, Ozdaglar, Personalized federated learning with theoretical guarantees: " \
         "a model-agnostic meta-learning approach, NeurIPS 2020"
 
-    def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
-        alpha = payload.row.new_full((cohort.size,), cohort.lr if self.alpha is None else self.alpha)
+    def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        alpha = rows.new_full((cohort.size,), cohort.lr if self.alpha is None else self.alpha)
         streams = 2 if self.order == "first" else 3
-        end = cohort.loop(self.step, Model(payload.row), {"alpha": alpha}, lr=self.beta, streams=streams)
-        return Upload(update=end.row - payload.row), mine
+        return cohort.loop(self.step, Model(rows), {"alpha": alpha}, lr=self.beta, streams=streams).row
 
-    def step(self, net: Net, s: Given, batches: tuple[Batch, ...], given: Given) -> Mapping[str, Tensor]:
+    def step(self, net: Net, s: Given, batches: tuple[Batch, ...], given: Given) -> dict[str, Tensor]:
         second, first = batches[:2]  # D' is the stream that plain training would see
         ahead = s.row - given.alpha * net.grad(s.row.clone(), first)
         g = net.grad(ahead, second)
@@ -54,21 +52,8 @@ class PerFedAvg(FedAvg):
     def curvature(self, net: Net, row: Tensor, g: Tensor, batch: Batch) -> Tensor:
         """H g at `row [D]` on a batch."""
         if self.order == "exact":
-            return net.grad(row.clone(), batch, slope, Given(direction=g))
+            return hessian_times(net, row, batch, g)
         return (net.grad(row + self.delta * g, batch) - net.grad(row - self.delta * g, batch)) / (2 * self.delta)
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
         return cohort.train(payload.row, steps=self.steps, lr=self.alpha)
-
-
-def slope(net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
-    """<grad L(row), direction>, whose gradient is H direction."""
-    tensors, direction = net.tensors(row), net.tensors(given.direction)
-    names = [entry.name for entry in net.layout.entries if entry.trainable]
-
-    def along(moving: dict[str, Tensor]) -> Tensor:
-        fixed = {name: t.clone() for name, t in tensors.items() if name not in moving}  # statistics move in copies
-        return net.loss({**fixed, **moving}, batch)
-
-    primal, tangent = ({name: t[name] for name in names} for t in (tensors, direction))
-    return torch.func.jvp(along, (primal,), (tangent,))[1]  # type: ignore[no-any-return]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,38 +16,15 @@ from coterie.records import Each, Model, Record, Upload
 
 
 @dataclass(frozen=True)
-class Writer(Record):
-    """psi = (`first [h, k+1]`, `middle [depth, h, h+1]`, `outer [P, h+1]`), the last column of each its bias; the
-    embeddings `e [M, k]`; and `row [D]`, whose `columns [P]` the hypernetwork writes."""
+class Hyper(Record):
+    """The hypernetwork `psi [Q]`, embeddings `e [M, k]`, and `row [D]`, whose `columns [P]` it writes; velocities."""
 
-    first: Tensor
-    middle: Tensor
-    outer: Tensor
+    psi: Tensor
     e: Tensor
     row: Tensor
     columns: Tensor
-
-
-@dataclass(frozen=True)
-class Hyper(Writer):
-    """The writer and its optimiser's momenta."""
-
-    momentum_first: Tensor
-    momentum_middle: Tensor
-    momentum_outer: Tensor
-    momentum_e: Tensor
-
-
-@dataclass(frozen=True)
-class Embedding(Record):
-    """Embeddings `[C, k]`."""
-
-    e: Tensor
-
-
-def affine(matrix: Tensor, z: Tensor) -> Tensor:
-    """`[out, in+1], [m, in] -> [m, out]`: the last column is the bias."""
-    return z @ matrix[:, :-1].T + matrix[:, -1]
+    psi_velocity: Tensor
+    e_velocity: Tensor
 
 
 @dataclass(frozen=True)
@@ -57,16 +33,17 @@ class PFedHN(Method):
 
     H is an MLP: k = `embedding` numbers (1 + M / 4 by default) -> `hidden` -> `depth` times (ReLU, `hidden`) -> one
     linear output per trainable tensor: its bias starts as a fresh model, its weights at `spread` times the scale of
-    that tensor. The vector-Jacobian products of a round's participants are averaged, clipped to norm
-    `clip`, and taken by SGD with `momentum` and weight `decay`. Buffers cannot be written so and are averaged. An
-    unseen client fits an embedding alone: `adapt` full gradient steps of size `adapt_lr` from the clients' mean.
+    that tensor. The vector-Jacobian products of a round's participants are averaged, clipped to norm `clip`, and taken
+    by SGD with `momentum` and weight `decay`: the paper steps by 0.01 for one client after another, so 0.1 is ten of
+    its steps at once. Buffers cannot be written so and are averaged. An unseen client fits an embedding alone: `adapt`
+    full gradient steps of size `adapt_lr` from the clients' mean.
     """
 
     embedding: int | None = None
     hidden: int = 100
     depth: int = 3
     spread: float = 1.0
-    server_lr: float = 0.01
+    server_lr: float = 0.1
     momentum: float = 0.9
     decay: float = 1e-3
     clip: float = 50.0
@@ -80,83 +57,81 @@ class PFedHN(Method):
     averages = False
 
     def start(self, init: Init) -> Record:
-        row, layout, h = init.row, init.layout, self.hidden
+        row, h, generator = init.row, self.hidden, init.noise("pfedhn")
         k = 1 + init.population // 4 if self.embedding is None else self.embedding
-        columns, scale = trainable(layout, row)
-        generator = init.noise("pfedhn")
+        columns, scale = trainable(init.layout, row)
 
         def drawn(*shape: int) -> Tensor:
-            fan = max(shape[-1] - 1, 1)
-            weight = (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1) / math.sqrt(fan)
-            return weight.to(row)
+            even = 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
+            return (even / math.sqrt(max(shape[-1] - 1, 1))).to(row)
 
         first, middle, outer = drawn(h, k + 1), drawn(self.depth, h, h + 1), drawn(len(columns), h + 1)
         outer = torch.cat([self.spread * scale[:, None] * outer[:, :-1], row[columns, None]], 1)
-        weights = {"first": first, "middle": middle, "outer": outer, "e": row.new_zeros(init.population, k)}
-        still = {f"momentum_{name}": torch.zeros_like(t) for name, t in weights.items()}
-        return Hyper(**weights, **still, row=row, columns=columns)
+        psi, e = torch.cat([m.flatten() for m in (first, middle, outer)]), row.new_zeros(init.population, k)
+        return Hyper(psi, e, row, columns, torch.zeros_like(psi), torch.zeros_like(e))
 
-    def generate(self, first: Tensor, middle: Tensor, outer: Tensor, e: Tensor) -> Tensor:
+    def matrices(self, psi: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """psi `[Q] -> [h, k + 1], [depth, h, h + 1], [P, h + 1]`; the last column of every matrix is its bias."""
+        h, inner = self.hidden, self.hidden * (k + 1)
+        first, middle, outer = psi.tensor_split([inner, inner + self.depth * h * (h + 1)])
+        return first.view(h, k + 1), middle.view(self.depth, h, h + 1), outer.view(-1, h + 1)
+
+    def generate(self, psi: Tensor, e: Tensor) -> Tensor:
         """H: embeddings `[m, k] -> [m, P]`."""
+        first, middle, outer = self.matrices(psi, e.shape[1])
         z = affine(first, e)
         for matrix in middle.unbind():
             z = affine(matrix, torch.relu(z))
         return affine(outer, z)
 
-    def rows(self, server: Writer, e: Tensor) -> Tensor:
+    def rows(self, server: Hyper, e: Tensor) -> Tensor:
         """`[m, k] -> [m, D]`: the models of these embeddings."""
         rows = server.row.repeat(len(e), 1)
-        rows[:, server.columns] = self.generate(server.first, server.middle, server.outer, e)
+        rows[:, server.columns] = self.generate(server.psi, e)
         return rows
 
-    def back(self, server: Writer, e: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
-        """v `[m, P]` -> (dH / d(first, middle, outer, e))' v."""
-        back: Callable[[Tensor], tuple[Tensor, ...]]
-        back = torch.func.vjp(self.generate, server.first, server.middle, server.outer, e)[1]
-        return back
+    def back(self, server: Hyper, e: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """(dH / d(psi, e))' v for `v [m, P]`."""
+        psi_slope, e_slope = torch.func.vjp(self.generate, server.psi, e)[1](v)
+        return psi_slope, e_slope
 
     def hello(self, server: Hyper) -> Record:
-        return Writer(server.first, server.middle, server.outer, server.e.mean(0), server.row, server.columns)
+        return replace(server, e=server.e.mean(0), psi_velocity=None, e_velocity=None)  # type: ignore[arg-type]
 
-    def introduce(self, cohort: Cohort, hello: Writer) -> Record:
+    def introduce(self, cohort: Cohort, hello: Hyper) -> Upload:
         if cohort.round == 0:
-            return cohort.loop(draw, Embedding(hello.e), steps=1, purpose="embedding")
+            return Upload(**cohort.loop(draw, {"e": hello.e}, steps=1, purpose="embedding"))
         server, e = hello.map(lambda t: t[0]), hello.e  # what all newcomers are told is the same
         for _ in range(self.adapt):
-            back = self.back(server, e)
-            e = e - self.adapt_lr * back(cohort.grad(self.rows(server, e))[:, server.columns])[3]
-        return Embedding(e)
+            slope = cohort.grad(self.rows(server, e))[:, server.columns]
+            e = e - self.adapt_lr * self.back(server, e, slope)[1]
+        return Upload(e=e)
 
-    def admit(self, server: Hyper, ids: Tensor, introductions: Embedding) -> Record:
+    def admit(self, server: Hyper, ids: Tensor, introductions: Upload) -> Record:
         return replace(server, e=enrol(server.e, ids, introductions.e))
 
     def send(self, server: Hyper, ids: Tensor) -> Record:
         return Model(Each(self.rows(server, server.e[ids])))  # type: ignore[arg-type]
 
-    def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
-        return Upload(update=cohort.train(payload.row) - payload.row), mine
-
     def merge(self, server: Hyper, up: Uploads) -> Record:
-        weights = {"first": server.first, "middle": server.middle, "outer": server.outer, "e": server.e}
-        slopes = self.slopes(server, up)
-        norm = torch.stack([torch.linalg.vector_norm(g) for g in slopes.values()]).norm()
-        new: dict[str, Tensor] = {}
-        for name, value in weights.items():
-            slope = slopes[name] * (self.clip / norm.clamp(min=self.clip)) + self.decay * value
-            velocity = self.momentum * getattr(server, f"momentum_{name}") + slope
-            new |= {name: value - self.server_lr * velocity, f"momentum_{name}": velocity}
+        psi_slope, e_slope = self.back(server, server.e[up.ids], -up.update[:, server.columns] / len(up.ids))
+        e_slope = torch.zeros_like(server.e).index_add(0, up.ids, e_slope)
+        scale = self.clip / torch.stack([psi_slope.norm(), e_slope.norm()]).norm().clamp(min=self.clip)
+        psi, psi_velocity = self.step(server.psi, scale * psi_slope, server.psi_velocity)
+        e, e_velocity = self.step(server.e, scale * e_slope, server.e_velocity)
         moved = server.row + self.aggregate(up.update, up.share, up.layout)
-        return Hyper(**new, row=moved.index_copy(0, server.columns, server.row[server.columns]), columns=server.columns)
+        row = moved.index_copy(0, server.columns, server.row[server.columns])  # buffers alone are averaged
+        return Hyper(psi, e, row, server.columns, psi_velocity, e_velocity)
 
-    def slopes(self, server: Hyper, up: Uploads) -> dict[str, Tensor]:
-        """The mean over participants of (d theta_i / d(psi, e_i))' (theta_i - theta~_i)."""
-        back = self.back(server, server.e[up.ids])
-        first, middle, outer, e = back(-up.update[:, server.columns] / len(up.ids))
-        table = torch.zeros_like(server.e).index_add(0, up.ids, e)
-        return {"first": first, "middle": middle, "outer": outer, "e": table}
+    def step(self, value: Tensor, slope: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
+        """SGD on the server: the new value and its velocity."""
+        velocity = self.momentum * velocity + (slope + self.decay * value)
+        return value - self.server_lr * velocity, velocity
 
-    def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
-        return payload.row
+
+def affine(matrix: Tensor, z: Tensor) -> Tensor:
+    """`[out, in + 1], [m, in] -> [m, out]`: the last column is the bias."""
+    return z @ matrix[:, :-1].T + matrix[:, -1]
 
 
 def draw(net: Net, s: Given, batch: Batch, given: Given) -> dict[str, Tensor]:
@@ -167,7 +142,5 @@ def draw(net: Net, s: Given, batch: Batch, given: Given) -> dict[str, Tensor]:
 
 def trainable(layout: Layout, row: Tensor) -> tuple[Tensor, Tensor]:
     """The columns of trainable tensors `[P]`, and the root mean square of each one's tensor in a fresh `row`."""
-    chosen = [entry for entry in layout.entries if entry.trainable]
-    columns = torch.cat([torch.arange(entry.start, entry.stop) for entry in chosen])
-    scale = [row[e.start : e.stop].square().mean().sqrt().expand(e.size) for e in chosen]
-    return columns.to(row.device), torch.cat(scale)
+    chosen = [torch.arange(entry.start, entry.stop, device=row.device) for entry in layout.entries if entry.trainable]
+    return torch.cat(chosen), torch.cat([row[c].square().mean().sqrt().expand(len(c)) for c in chosen])

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, Init
+from coterie.cohort import Cohort
 from coterie.method import Method, Uploads
 from coterie.net import Batch, Given, Net, Row
-from coterie.records import Model, Record, Upload
-
-
-@dataclass(frozen=True)
-class Pair(Record):
-    """The state of local training: w `row [C, D]` and the personal model v `own [C, D]`."""
-
-    row: Tensor
-    own: Tensor
+from coterie.objectives import flat
+from coterie.records import Model, Record
 
 
 @dataclass(frozen=True)
@@ -44,14 +35,10 @@ class PFedMe(Method):
     newcomer = "the shared model after the inner steps"
     cite = "Dinh, Tran, Nguyen, Personalized federated learning with Moreau envelopes, NeurIPS 2020"
 
-    def start(self, init: Init) -> Record:
-        return Model(init.row)
+    def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        return cohort.loop(self.step, {"row": rows, "own": rows})["row"]  # w and v, [C, D] each
 
-    def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
-        end = cohort.loop(self.step, Pair(payload.row, payload.row))
-        return Upload(update=end.row - payload.row), mine
-
-    def step(self, net: Net, s: Given, batch: Batch, given: Given) -> Mapping[str, Tensor]:
+    def step(self, net: Net, s: Given, batch: Batch, given: Given) -> dict[str, Tensor]:
         own, near = s.own, Given(w=s.row)
         for _ in range(self.inner):
             own = own - self.inner_lr * net.grad(own, batch, self.envelope, near)
@@ -59,13 +46,11 @@ class PFedMe(Method):
 
     def envelope(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
         """L(v) + lam/2 |v - w|^2 + nu/2 |v|^2 on a batch."""
-        v, w = net.tensors(row), net.tensors(given.w)
-        names = [entry.name for entry in net.layout.entries if entry.trainable]
-        pull = sum((v[name] - w[name]).square().sum() for name in names)
-        return net.loss(row, batch) + self.lam / 2 * pull + self.nu / 2 * sum(v[name].square().sum() for name in names)
+        v, w = flat(net, row), flat(net, given.w)
+        return net.loss(row, batch) + self.lam / 2 * (v - w).square().sum() + self.nu / 2 * v.square().sum()
 
     def merge(self, server: Model, up: Uploads) -> Record:
-        weights = up.share if self.weighted else torch.full_like(up.share, 1 / len(up.share))
+        weights = up.share if self.weighted else up.even
         return Model(server.row + self.aggregate(up.update, weights, up.layout, self.beta))
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:

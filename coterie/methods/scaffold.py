@@ -46,21 +46,15 @@ class SCAFFOLD(FedAvg):
     def join(self, cohort: Cohort, payload: Steered) -> Model:
         return Model(torch.zeros_like(payload.row))  # c_i
 
-    def local(self, cohort: Cohort, payload: Steered, mine: Model) -> tuple[Upload, Record]:  # type: ignore[override]
+    def local(self, cohort: Cohort, payload: Steered, mine: Model) -> tuple[Upload, Record]:
         drift = payload.control - mine.row
         row = cohort.train(payload.row, {"drift": drift}, correct=self.steer)
-        if self.variate == "gradient":
-            control = cohort.grad(payload.row)
-        else:
-            steps = cohort.steps().clamp(min=1).to(row.dtype)[:, None]
-            control = (payload.row - row) / (steps * cohort.lr) - drift
-        control = cohort.layout.put(control, "buffers", control.new_zeros(()))
+        control = cohort.grad(payload.row) if self.variate == "gradient" else cohort.descent(payload.row, row) - drift
         return Upload(update=row - payload.row, control=control - mine.row), Model(control)
 
     def steer(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
         return gradient + given.drift
 
     def merge(self, server: Steered, up: Uploads) -> Record:  # type: ignore[override]
-        weights = up.share if self.weighted else torch.full_like(up.share, 1 / len(up.share))
-        row = server.row + self.aggregate(up.update, weights, up.layout, self.server_lr)
-        return Steered(row, server.control + up.control.sum(0) / up.population)
+        move = self.aggregate(up.update, up.share if self.weighted else up.even, up.layout, self.server_lr)
+        return Steered(server.row + move, server.control + up.control.sum(0) / up.population)

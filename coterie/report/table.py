@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +22,7 @@ from coterie.result import Result, When
 
 NAN = float("nan")
 ABSENT = "-"
+MEAN = "mean ± seeds"
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,34 @@ def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
     )
     table.add_column("method", overflow="fold", min_width=10, max_width=36)
     table.add_column("stage", no_wrap=True)
-    names = ["mean ± seeds", "std", "worst", "low10", "Jain", *(["unseen"] if newcomers else [])]
-    for name in [*names, "bytes", "time", "round"]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for stage in ("served", "adapted"):
-        group = [line for line in lines if line.stage == stage]
+    for name in _cells(lines[0], newcomers):
+        if name != "method":
+            table.add_column(name, justify="right", no_wrap=True)
+    for group in _stages(lines):
         for line in group:
-            table.add_row(*_cells(line, group, newcomers), end_section=line is group[-1])
+            method, *cells = _marked(line, group, newcomers, escape, "[bold]{}[/bold]")
+            table.add_row(method, line.stage, *cells, end_section=line is group[-1])
     return table
+
+
+def markdown(results: Sequence[Result], when: When = "chosen") -> str:
+    """The same table as Markdown, one for each stage, with the title above and the legend below."""
+    lines = rows(results, when)
+    newcomers = any(not math.isnan(line.unseen) for line in lines)
+    several = any(line.seeds > 1 for line in lines)
+    title = _title(lines)
+    parts = [f"{title[0].upper()}{title[1:]}."]
+    for group in _stages(lines):
+        heads = ["mean" if name == MEAN and not several else name for name in _cells(group[0], newcomers)]
+        cells = [_marked(line, group, newcomers, str, "**{}**") for line in group]
+        parts += [f"**{group[0].stage}**", markdown_table(heads, cells, "--:")]
+    return "\n\n".join([*parts, _caption(lines, newcomers)]) + "\n"
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], alignment: str = "---") -> str:
+    """A table in Markdown; the alignment is that of the columns behind the first."""
+    lines = [heads, ["---", *[alignment] * (len(heads) - 1)], *([cell.replace("|", "\\|") for cell in r] for r in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def to_csv(results: Sequence[Result], path: str | Path) -> Path:
@@ -187,25 +209,39 @@ def _name(method: str) -> str:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def _cells(line: Line, group: Sequence[Line], newcomers: bool) -> list[str]:
+def _stages(lines: Sequence[Line]) -> list[list[Line]]:
+    """The lines of each stage."""
+    return [list(group) for _, group in itertools.groupby(lines, key=lambda line: line.stage)]
+
+
+def _cells(line: Line, newcomers: bool) -> dict[str, str]:
+    """What a table shows of a line, by column; the stage is said otherwise."""
     marks = ("·t" if line.trains_before_use else "") + ("†" if line.published else "")
-    mean = _shown(line, line.mean)
-    if line.seeds > 1:
-        mean = f"{mean} ± {_shown(line, line.mean_spread)}"
-    worst = _short(line, line.worst)
-    return [
-        escape(f"{line.label} {marks}".strip()),
-        line.stage,
-        _bold(mean) if line.mean == _best(group, lambda one: one.mean) else mean,
-        _short(line, line.client_std),
-        _bold(worst) if line.worst == _best(group, lambda one: one.worst) else worst,
-        _short(line, line.lowest),
-        _number(line.jain, 3),
-        *([_short(line, line.unseen)] if newcomers else []),
-        human_bytes(line.bytes_each_round),
-        human_seconds(line.seconds),
-        _span(line.rounds),
-    ]
+    spread = f" ± {_shown(line, line.mean_spread)}" if line.seeds > 1 else ""
+    return {
+        "method": f"{line.label} {marks}".strip(),
+        MEAN: _shown(line, line.mean) + spread,
+        "std": _short(line, line.client_std),
+        "worst": _short(line, line.worst),
+        "low10": _short(line, line.lowest),
+        "Jain": _number(line.jain, 3),
+        **({"unseen": _short(line, line.unseen)} if newcomers else {}),
+        "bytes": human_bytes(line.bytes_each_round),
+        "time": human_seconds(line.seconds),
+        "round": _span(line.rounds),
+    }
+
+
+def _marked(
+    line: Line, group: Sequence[Line], newcomers: bool, escaped: Callable[[str], str], bold: str
+) -> list[str]:
+    """The cells in a markup: its special characters escaped, the best mean and the best worst client bold."""
+    best = {
+        MEAN: line.mean == _best(group, lambda one: one.mean),
+        "worst": line.worst == _best(group, lambda one: one.worst),
+    }
+    cells = {name: escaped(text) for name, text in _cells(line, newcomers).items()}
+    return [bold.format(text) if best.get(name) else text for name, text in cells.items()]
 
 
 def _best(group: Sequence[Line], of: Callable[[Line], float]) -> float:
@@ -251,10 +287,6 @@ def human_seconds(seconds: float) -> str:
 def _span(numbers: Sequence[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low}-{high}"
-
-
-def _bold(text: str) -> str:
-    return f"[bold]{text}[/bold]"
 
 
 def _title(lines: Sequence[Line]) -> str:

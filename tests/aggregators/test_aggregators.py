@@ -1,4 +1,4 @@
-"""Aggregators against the equations, the fact sheet's numbers, second solvers and the properties they promise."""
+"""Aggregators against the equations, worked examples, second solvers and the properties they promise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from coterie.aggregators.mgda import MGDA
 from coterie.aggregators.multikrum import MultiKrum
 from coterie.aggregators.normclip import NormClip
 from coterie.aggregators.trimmedmean import TrimmedMean
-from coterie.algebra import cosines, gram, lengths, opposing, project_box_simplex, project_simplex, simplex_qp
+from coterie.algebra import gram, simplex_qp
 from coterie.errors import CoterieError
 from coterie.layout import Entry, Layout
 from coterie.method import Method
@@ -64,92 +64,6 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> None:
 federations = st.tuples(st.integers(0, 10_000), st.integers(5, 8), st.integers(1, 12), st.sampled_from([0.0, 0.3, 1.0]))
 
 
-# -- the algebra behind ------------------------------------------------------------------------------------------------
-
-
-def test_the_gram_matrix_adds_up_over_blocks_of_columns(monkeypatch):
-    updates = drawn(0, 4, 103)
-    monkeypatch.setattr(algebra, "_ROOM", 40)  # ten columns a block
-    assert len(list(algebra.blocks(updates))) == 11
-    close(gram(updates), updates @ updates.T, 1e-13)
-    assert gram(updates.float()).dtype == torch.float64
-
-
-def test_cosines_and_opposing_pairs():
-    """Of (1, 0), (-2, 1), (0, 3) and a client that did not move, one pair of the three that moved is opposed."""
-    updates = torch.tensor([[1, 0], [-2, 1], [0, 3], [0, 0]], dtype=torch.float64)
-    a = 1 / math.sqrt(5)
-    expected = [[1, -2 * a, 0, 0], [-2 * a, 1, a, 0], [0, a, 1, 0], [0, 0, 0, 0]]
-    close(cosines(updates), torch.tensor(expected, dtype=torch.float64), 1e-14)
-    assert opposing(cosines(updates)) == pytest.approx(1 / 3)
-    assert opposing(cosines(1e-3 * updates.float())) == pytest.approx(1 / 3)
-    assert math.isnan(opposing(cosines(updates[:1])))
-    broken = torch.cat([updates, torch.full((1, 2), math.nan, dtype=torch.float64)])
-    close(cosines(broken)[:4, :4], cosines(updates), 0)
-    assert opposing(cosines(broken)) == pytest.approx(1 / 3)
-
-
-@given(federations)
-@settings(max_examples=40)
-def test_projections_are_nearest_points(drawn_from):
-    """The projection a of v satisfies <v - a, b - a> <= 0 for every feasible b; with loose bounds both agree."""
-    seed, m, _, _ = drawn_from
-    v, vertices = drawn(seed, 2, m), torch.eye(m, dtype=torch.float64)
-    a = project_simplex(v)
-    close(a.sum(-1), torch.ones(2, dtype=torch.float64), 1e-12)
-    assert (a >= 0).all()
-    for k in range(2):
-        assert ((vertices - a[k]) @ (v[k] - a[k])).max() < 1e-12
-        close(project_box_simplex(v[k], torch.zeros(m).double(), torch.ones(m).double()), a[k], 1e-12)
-    low, high = torch.full((m,), 0.5 / m).double(), torch.full((m,), 1.5 / m).double()
-    inside = project_box_simplex(v[0], low, high)
-    close(inside.sum(), torch.ones((), dtype=torch.float64), 1e-12)
-    assert (inside >= low).all()
-    assert (inside <= high).all()
-    others = [project_box_simplex(row, low, high) for row in drawn(seed + 1, 20, m)]
-    assert max(float((v[0] - inside) @ (other - inside)) for other in others) < 1e-12
-
-
-def test_fedpac_golden():
-    """Fact sheet 4.8 (f): V = (.1, .2, .3), three heads' statistics."""
-    V, H = tensor(0.1, 0.2, 0.3), torch.tensor([[1, 0], [0.8, 0.1], [0, 1]], dtype=torch.float64)
-    expected = [(0.71428571, 0.28571429, 0), (0.58823529, 0.29411765, 0.11764706), (0, 0.15384615, 0.84615385)]
-    for i in range(3):
-        apart = H[i] - H
-        close(simplex_qp(torch.diag(V) + apart @ apart.T), tensor(*expected[i]), 5e-9)
-
-
-@given(federations, st.booleans(), st.booleans())
-@settings(max_examples=60)
-def test_the_quadratic_program_meets_its_optimality_conditions(drawn_from, doubled, boxed):
-    """The slope is one number on all weights that can still move either way, singular matrices included."""
-    seed, m, d, shift = drawn_from
-    updates = drawn(seed, m, d, shift)
-    if doubled:
-        updates[m // 2 :] = updates[: m - m // 2].clone()
-    P = gram(updates) * 10.0 ** (seed % 9 - 4)
-    low = torch.full((m,), 0.4 / m if boxed else 0.0, dtype=torch.float64)
-    high = torch.full((m,), 2 / m if boxed else 1.0, dtype=torch.float64)
-    a = simplex_qp(P, low, high) if boxed else simplex_qp(P)
-    assert abs(float(a.sum()) - 1) < 1e-12
-    assert ((a >= low) & (a <= high)).all()
-    slope = P @ a / P.abs().max()
-    assert slope[a > low + 1e-14].max() - slope[a < high - 1e-14].min() < 1e-10
-
-
-def test_the_quadratic_program_of_a_hundred_clients_meets_its_optimality_conditions():
-    for d in (20, 150):
-        P = gram(drawn(d, 100, d, 0.2))
-        a = simplex_qp(P)
-        slope = P @ a / P.abs().max()
-        assert slope[a > 0].max() - slope.min() < 1e-10
-
-
-def test_hopeless_bounds_are_named():
-    with pytest.raises(CoterieError, match=r"sum to 1\.2 and 1\.6"):
-        simplex_qp(torch.eye(2), tensor(0.6, 0.6), tensor(0.8, 0.8))
-
-
 # -- ConFREE -----------------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +80,7 @@ def written_out(updates: Tensor) -> Tensor:
 
 
 def test_confree_golden():
-    """Fact sheet 6.1 (f): only the pair 1-2 conflicts, w = (0, 0, 1), the worst client gains 0.116 -> 0.274."""
+    """Worked example: only the pair 1-2 conflicts, w = (0, 0, 1), the worst client gains 0.116 -> 0.274."""
     products = gram(THREE)
     g = guidance(products, equal(3)) @ THREE
     close(g, tensor(0.23717949, 0.49487179, 0.19871795), 5e-9)
@@ -181,6 +95,7 @@ def test_confree_golden():
 
 
 def test_confree_golden_of_the_released_program():
+    """Without the division by |u_j|^2, g = mean + (u_1 + u_2) / 6, as <u_1, u_2> = -1/2; then d / (1 + c^2)."""
     close(raw_guidance(gram(THREE), equal(3)) @ THREE, tensor(0.26666667, 0.5, 0.21666667), 5e-9)
     close(slsqp(gram(THREE), raw_guidance(gram(THREE), equal(3)), 0.5), tensor(0, 0, 1), 1e-6)
     d = call(ConFREE.official(), THREE)
@@ -202,7 +117,7 @@ def test_confree_released_guidance_is_sequential_and_skips_oneself():
 
 
 def test_the_released_program_is_scaled_fedavg_for_small_updates():
-    """Item (e) 7: below norms of 0.03 it stops at once, at mean(u) (1 + c) / (1 + c^2)."""
+    """Below norms of 0.03 its solver, of absolute tolerance, stops at once, at mean(u) (1 + c) / (1 + c^2)."""
     small = 1e-3 * drawn(0, 6, 5)
     close(call(ConFREE.official(), small), 1.2 * small.mean(0), 1e-5)
     d, larger = call(ConFREE.official(), small), call(ConFREE.official(), 1000 * small)
@@ -245,7 +160,7 @@ def test_confree_of_opposite_updates_stands_still():
 
 
 def test_confree_returns_the_guidance_where_zero_is_a_mixture():
-    """The sheet's example: w = (1/2, 1/2, 0) mixes to 0, step 4 would be 0/0."""
+    """w = (1/2, 1/2, 0) mixes to 0, step 4 would be 0/0."""
     updates = torch.tensor([[1, 0], [-1, 0], [0.5, 1]], dtype=torch.float64)
     assert worst_case(gram(updates), guidance(gram(updates), equal(3)), 0.5) is None
     close(call(ConFREE(), updates), written_out(updates), 1e-14)
@@ -327,7 +242,7 @@ def test_confree_weighted_puts_the_weights_in_place_of_one_over_n():
 
 
 def test_mgda_golden():
-    """Fact sheet 1.9 (f): (1, 2), (2, 0) -> l_1 = 0.4, d = (1.6, 0.8)."""
+    """l_1 = <u_2 - u_1, u_2> / |u_1 - u_2|^2: (1, 2), (2, 0) -> l_1 = 0.4, d = (1.6, 0.8)."""
     updates = torch.tensor([[1, 2], [2, 0]], dtype=torch.float64)
     close(simplex_qp(gram(updates)), tensor(0.4, 0.6), 1e-12)
     close(call(MGDA(), updates), tensor(1.6, 0.8), 1e-12)
@@ -341,7 +256,7 @@ def test_mgda_of_two_has_a_closed_form(seed, shift):
 
 
 def test_fedmgda_plus_golden():
-    """Fact sheet 6.2: the three updates of ConFREE's example normalised, equal weights, epsilon 0, 0.1 and 1."""
+    """Worked example: the three updates of ConFREE's example normalised, equal weights, epsilon 0, 0.1 and 1."""
     u = THREE / THREE.norm(dim=1, keepdim=True)
     d = {epsilon: call(FedMGDAPlus(epsilon=epsilon, rescale="none"), THREE) for epsilon in (0.0, 0.1, 1.0)}
     close(u @ d[0.0], tensor(0.187157, 0.21143556, 0.3576119), 5e-8)
@@ -649,11 +564,6 @@ def test_long_rows_need_little_more_than_themselves(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(algebra, "_ROOM", 60)
             close(call(aggregator, updates), whole, 1e-9)
-
-
-def test_lengths_survive_the_range_of_float32():
-    close(lengths(torch.full((1, 4), 1e30)), tensor(2e30), 1e-6)
-    close(lengths(torch.full((1, 4), 1e-30)) * 1e30, tensor(2), 1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

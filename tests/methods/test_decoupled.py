@@ -12,13 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from coterie import registry, streams
-from coterie.algebra import gram
+from coterie.algebra import mmd
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.layout import Layout
-from coterie.methods.fedcp import gate, mmd
+from coterie.methods.fedcp import WIDTHS, gate
 from coterie.methods.fednh import FedNH
-from coterie.methods.fedpac import combination
 from coterie.methods.fedrep import FedRep
 from coterie.methods.feduv import crowding, lacking_variance
 from coterie.models import ResNet18
@@ -70,20 +69,37 @@ def module_of(sim, row):
     return sim.layout.load(copy.deepcopy(sim.init.module).double(), row)
 
 
-# -- FedRep -----------------------------------------------------------------------------------------------------------
+# -- FedPer, and what FedPer, FedRep and LG-FedAvg have in common ------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_fedrep_that_keeps_nothing_is_fedavg(tiny, model):
-    one, two = (rounds(tiny.simulation(m, model), 3) for m in ("fedrep:personal=none", "fedavg"))
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "lgfedavg"])
+def test_keeping_nothing_is_fedavg(tiny, method, model):
+    """Everything is shared: phi is the whole model."""
+    one, two = (rounds(tiny.simulation(m, model), 3) for m in (f"{method}:personal=none", "fedavg"))
     assert_close(one.server.row, two.server.row)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_fedrep_that_keeps_everything_is_local(tiny, model):
-    one, two = (rounds(tiny.simulation(m, model), 3) for m in ("fedrep:personal=all,head_epochs=1", "local"))
+@pytest.mark.parametrize("method", ["fedper", "fedrep:head_epochs=1", "lgfedavg"])
+def test_keeping_everything_is_local(tiny, method, model):
+    """Nothing is shared: every client trains its whole model alone, bit for bit."""
+    one, two = (rounds(tiny.simulation(m, model), 3) for m in (registry.method(method, personal="all"), "local"))
     assert torch.equal(one.own.row, two.own.row)
     assert one.server.row.numel() == 0
+
+
+def test_fedper_round_by_hand(tiny):
+    """(phi_i, h_i) <- SGD jointly from (phi, h_i); phi <- sum p_i phi_i; heads stay; twice, so that heads differ."""
+    sim = tiny.simulation("fedper")
+    for _ in range(2):
+        trained = sgd(tiny, sim, deployed(sim))
+        sim.round()
+        assert_close(sim.server.row, mean(sim, trained, "~head"))
+        assert_close(sim.own.row, sim.layout.cut(trained, "head"))
+
+
+# -- FedRep -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["mlp", "bn"])
@@ -139,19 +155,6 @@ def test_fedreps_released_preset():
 
 
 # -- LG-FedAvg --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_lgfedavg_that_shares_everything_is_fedavg(tiny, model):
-    one, two = (rounds(tiny.simulation(m, model), 3) for m in ("lgfedavg:personal=none", "fedavg"))
-    assert_close(one.server.row, two.server.row)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_lgfedavg_that_shares_nothing_is_local(tiny, model):
-    one, two = (rounds(tiny.simulation(m, model), 3) for m in ("lgfedavg:personal=all", "local"))
-    assert torch.equal(one.own.row, two.own.row)
-    assert one.server.row.numel() == 0
 
 
 @pytest.mark.parametrize("model", ["mlp", "bn"])
@@ -323,29 +326,6 @@ def test_a_head_that_cannot_be_doubled_is_refused(tiny):
 
 
 # -- FedPAC -----------------------------------------------------------------------------------------------------------
-
-
-def mix(V, H, target, threshold=0.0):
-    return combination(tensor(V), gram(tensor(H)), target, threshold)
-
-
-def test_fedpac_golden_combinations():
-    """methods.md 4.8."""
-    V, H = [0.1, 0.2, 0.3], [[1.0, 0.0], [0.8, 0.1], [0.0, 1.0]]
-    golden = [[0.71428571, 0.28571429, 0], [0.58823529, 0.29411765, 0.11764706], [0, 0.15384615, 0.84615385]]
-    for target in range(3):
-        assert_close(mix(V, H, target), tensor(golden[target]), atol=1e-8)
-
-
-def test_fedpac_alike_clients_share_equally_and_a_certain_one_keeps_its_head():
-    assert_close(mix([0.2] * 4, [[1.0, 2.0]] * 4, 1), tensor([0.25] * 4))
-    assert_close(mix([0.1, 0.0, 0.3], [[1.0, 0.0], [0.8, 0.1], [0.0, 1.0]], 1), tensor([0, 1, 0]))
-    assert_close(mix([0.3], [[1.0, 2.0]], 0), tensor([1]))
-    # golden a_2 without its weight of 0.1176: what remains is 2 : 1
-    cut = mix([0.1, 0.2, 0.3], [[1.0, 0.0], [0.8, 0.1], [0.0, 1.0]], 1, threshold=0.2)
-    assert_close(cut, tensor([2 / 3, 1 / 3, 0]))
-    # where all weights are small, none is cut
-    assert_close(mix([0.2] * 4, [[1.0, 2.0]] * 4, 1, threshold=0.3), tensor([0.25] * 4))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -582,20 +562,6 @@ def test_fedcp_gate_shares_every_feature_out():
         assert (s > 0).all()
 
 
-def test_mmd_by_its_definition():
-    """Every pair of kernels written out; 0 between equal samples; samples of weight 0 do not count."""
-    x, y, ones = draws(4, 3), draws(4, 3, seed=1) + 1, torch.ones(4, dtype=torch.float64)
-
-    def k(a, b):
-        return sum(math.exp(-(a - b).square().sum() / (2 * width)) for width in (10, 15, 20, 50))
-
-    expected = sum(k(a, b) + k(c, d) - 2 * k(a, d) for a, c in zip(x, y) for b, d in zip(x, y)) / 16
-    assert mmd(x, y, ones).item() == pytest.approx(expected, rel=1e-12)
-    assert mmd(x, x, ones).item() == 0
-    padded = mmd(torch.cat([x, draws(2, 3, seed=2)]), torch.cat([y, draws(2, 3, seed=3)]), tensor([1, 1, 1, 1, 0, 0]))
-    assert padded.item() == pytest.approx(expected, rel=1e-12)
-
-
 def test_fedcp_round_by_hand(tiny):
     """Context, gate with Gumbel noise of its stream, both heads, MMD to the received body; half heads are averaged."""
     sim = tiny.simulation("fedcp:lam=0.7", epochs=2)
@@ -616,7 +582,8 @@ def test_fedcp_round_by_hand(tiny):
                 scored = torch.relu(top.policy(z * top.context)).view(len(x), 2, 5) - torch.log(-torch.log(u.double()))
                 r, s = scored.softmax(1).unbind(1)
                 out = top.personal(r * z) + top.generic(s * z)
-                return F.cross_entropy(out, y) + 0.7 * mmd(z, body(x).detach(), torch.ones(len(x), dtype=z.dtype))
+                apart = mmd(z, body(x).detach(), torch.ones(len(x), dtype=z.dtype), WIDTHS)
+                return F.cross_entropy(out, y) + 0.7 * apart
 
             steps_taken = tiny.steps_of(n, 3, 2)
             trained.append(tiny.sgd(sim, i, start[i], steps_taken, part="~head", objective=loss)[0])

@@ -174,33 +174,6 @@ def test_fine_tuning_the_head_leaves_the_body(tiny):
     assert_close(row, tiny.sgd(sim, 1, sim.server.row, 4, part="head")[0])
 
 
-# -- FedPer -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_fedper_that_keeps_nothing_is_fedavg(tiny, model):
-    one, two = (rounds(tiny.simulation(m, model), 3) for m in ("fedper:personal=none", "fedavg"))
-    assert_close(one.server.row, two.server.row)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_fedper_that_keeps_everything_is_local(tiny, model):
-    one, two = (rounds(tiny.simulation(m, model), 3) for m in ("fedper:personal=all", "local"))
-    assert torch.equal(one.own.row, two.own.row)
-    assert one.server.row.numel() == 0
-
-
-def test_fedper_round_by_hand(tiny):
-    """(phi_i, h_i) <- SGD jointly from (phi, h_i); phi <- sum p_i phi_i; heads stay; twice, so that heads differ."""
-    sim = tiny.simulation("fedper")
-    n = tensor(tiny.SIZES)
-    for _ in range(2):
-        trained = local_rows(tiny, sim, torch.stack([sim.row(i) for i in range(4)]))
-        sim.round()
-        assert_close(sim.server.row, (n / n.sum()) @ sim.layout.cut(trained, "base"))
-        assert_close(sim.own.row, sim.layout.cut(trained, "head"))
-
-
 # -- IFCA -------------------------------------------------------------------------------------------------------------
 
 
@@ -257,10 +230,10 @@ def test_ifca_recovers_two_opposite_groups(tiny):
     assert_close(found, signs[:, None] * w, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["ifca", "fedfew"])
+@pytest.mark.parametrize("method", ["ifca", "fedfew", "fesem", "fedsoft"])
 @pytest.mark.parametrize("models", [0, 5])
 def test_more_models_than_clients_are_refused(tiny, method, models):
-    with pytest.raises(CoterieError, match=f"with {models} models needs"):
+    with pytest.raises(CoterieError, match=f"{method} with {models} models needs"):
         tiny.simulation(f"{method}:models={models}")
 
 
@@ -270,7 +243,7 @@ LOSSES = tensor([[1.0, 2.0], [3.0, 0.5], [0.2, 0.9]])
 
 
 def test_golden_1():
-    """methods.md 2.1, mu = 0.5."""
+    """Worked example, mu = 0.5: s_i = log sum_k e^(-L_ik / mu), alpha = softmax(-s), w = softmax_k(-L / mu)."""
     alpha, w, g = stch_set_weights(LOSSES, 0.5)
     assert g.item() == pytest.approx(1.17114638, abs=1e-8)
     assert_close(alpha, tensor([0.62548948, 0.25949753, 0.11501299]), atol=1e-8)
@@ -378,6 +351,38 @@ def test_fedfew_with_one_hot_model_is_the_uniform_average(tiny, mu, scale):
     expected = local_rows(tiny, sim, sim.server.rows[0]).mean(0)
     sim.round()
     assert_close(sim.server.rows[0], expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.1, 10.0])
+def test_fedfew_with_one_model_and_equal_losses_is_the_uniform_average(tiny, mu):
+    """Clients with the same data have the same loss, so alpha = 1 / M whatever mu; their batch orders still differ."""
+    x, y = tiny.federation().client(1)
+    data = type(tiny.federation()).from_splits([(x, y)] * 3, classes=3)
+    sim = tiny.simulation(FedFew(models=1, mu=mu), data=data)
+    trained = local_rows(tiny, sim, sim.server.rows[0])
+    assert (trained[0] - trained[1]).abs().max() > 1e-4
+    sim.round()
+    assert_close(sim.server.rows[0], trained.mean(0), rtol=1e-9, atol=1e-9)  # losses agree up to rounding over mu
+
+
+def test_one_model_of_the_official_preset_is_weighted_fedavg_and_fine_tuning(tiny):
+    """alpha = softmax over clients of (n_i / n) (running loss) / mu; the stage it printed is SGD_i of that model."""
+    sim = tiny.simulation("fedfew:official,models=1,mu=0.2", epochs=2)
+    sizes = sim.federation.sizes("train").tolist()
+    for _ in range(2):
+        before, copies, losses = sim.server.rows[0].clone(), [], []
+        for i, n in enumerate(sizes):
+            key = tiny.stream(sim, i, copy=0)
+            row, history = tiny.sgd(sim, i, before, tiny.steps_of(n, 3, 2), key=key)
+            copies.append(row)
+            losses.append(sum(loss * count for loss, count in history[len(history) // 2 :]) / n)
+        alpha = torch.softmax(tensor(sizes) / sum(sizes) * tensor(losses) / 0.2, 0)
+        assert alpha.max() > 1.2 * alpha.min()
+        sim.round()
+        assert_close(sim.server.rows[0], before + alpha @ (torch.stack(copies) - before))
+    for client in range(4):
+        tuned, _ = tiny.sgd(sim, client, sim.server.rows[0], tiny.steps_of(sizes[client], 3, 2))
+        assert_close(sim.row(client, adapted=True), tuned)
 
 
 def raw_losses(sim, rows):

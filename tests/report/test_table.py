@@ -15,7 +15,7 @@ from rich.table import Table
 
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
-from coterie.report.table import Line, comparison, human_bytes, human_seconds, rows, to_csv, verdict
+from coterie.report.table import Line, comparison, human_bytes, human_seconds, markdown, rows, to_csv, verdict
 from coterie.result import Result
 
 
@@ -164,6 +164,47 @@ def test_fits_one_hundred_columns() -> None:
     assert header.split() == " ".join(names).split()
     assert "fedavg + fine-tune" in text
     assert "…" not in text
+
+
+def markdown_cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in text.splitlines() if row.startswith("|")]
+
+
+def test_markdown_shows_the_cells_of_the_terminal() -> None:
+    runs = [
+        result(name, [0.5, 1.0], [0.6, 1.0], seed=seed, unseen=(0.3, 0.4), steps=5 * (name == "fedavgft"))
+        for name in ("local", "fedavg", "fedavgft") for seed in range(2)
+    ]
+    found = markdown_cells(markdown(runs))
+    heads = ["method", "mean ± seeds", "std", "worst", "low10", "Jain", "unseen", "bytes", "time", "round"]
+    assert found[0] == found[5] == heads
+    assert [row[0] for row in found] == [
+        "method", "---", "local", "fedavg", "fedavgft ·t", "method", "---", "local", "fedavg + fine-tune", "fedavgft",
+    ]
+    table = comparison(runs)
+    for column, head in enumerate(heads):
+        shown = [row[column].replace("**", "") for row in found if row[0] not in ("method", "---")]
+        assert shown == [cell.replace("[bold]", "").replace("[/bold]", "") for cell in cells(table, head)]
+
+
+def test_markdown_has_a_table_for_each_stage_between_title_and_legend() -> None:
+    text = markdown([result("fair", [0.6, 0.6], [0.6, 0.6], steps=5), result("strong", [0.5, 0.9], [0.5, 0.9])])
+    title, served, first, adapted, second, legend = text.split("\n\n")
+    assert title.startswith("Test accuracy in %, higher is better")
+    assert (served, adapted) == ("**served**", "**adapted**")
+    # means 60 and 70, worst clients 60 and 50: one method is best for the mean, the other for the worst client
+    for table, mark in ((first, " ·t"), (second, "")):
+        rows_ = markdown_cells(table)
+        assert [row[:2] for row in rows_] == [
+            ["method", "mean"], ["---", "--:"], [f"fair{mark}", "60.00"], ["strong", "**70.00**"],
+        ]
+        assert [row[3] for row in rows_[2:]] == ["**60.0**", "50.0"]
+    assert "·t: trains before use." in legend
+    assert legend.endswith("\n")
+
+
+def test_a_bar_in_a_name_does_not_end_its_cell_in_markdown() -> None:
+    assert "| a\\|b |" in markdown([result("a|b", [0.5], [0.6])])
 
 
 def test_csv_holds_every_line_at_the_chosen_and_the_last_round(tmp_path: Path) -> None:

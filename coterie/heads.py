@@ -1,0 +1,37 @@
+"""Heads that methods put in the place of a model's last linear layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+from torch import nn
+
+from coterie.cohort import Init
+from coterie.errors import CoterieError
+from coterie.layout import head_name
+
+
+def with_head(module: nn.Module, build: Callable[[nn.Linear], nn.Module], inner: str, name: str) -> nn.Module:
+    """A copy of the module with `build(head)` for a head; the submodules `inner` ('x+y') of it are parts."""
+    module = copy.deepcopy(module)
+    place = head_name(module)
+    head = None if place is None else module.get_submodule(place)
+    if not isinstance(head, nn.Linear):
+        raise CoterieError(f"{name} needs a model whose head is a linear layer, not {type(head).__name__}.")
+    parts = dict(getattr(module, "parts", {}))
+    new = build(head)
+    if place:
+        module.set_submodule(place, new)
+    else:
+        module = new
+    prefix = f"{place}." if place else ""
+    mine = {part: prefix + part for part in inner.split("+")}
+    module.parts = {**mine, **parts, "head": place}  # type: ignore[assignment]
+    return module
+
+
+def require_scores(init: Init, name: str, part: str = "head") -> None:
+    """Refuse a task without classes, and a head that is not the layer that makes their scores."""
+    if not init.classes or init.layout.within(part)[0].shape[0] != init.classes:
+        raise CoterieError(f"{name} needs classes and a head with one score for each of them.")

@@ -1,0 +1,279 @@
+"""The catalogue of methods and aggregators: the list, one entry's page, and both as Markdown."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from coterie import registry
+from coterie.aggregators.aggregator import Aggregator
+from coterie.config import options
+from coterie.errors import unknown
+from coterie.method import Method
+from coterie.report.table import markdown_table
+
+Entry = Method | Aggregator
+
+WIDTH = 118
+COLUMNS = ("method", "shared", "client keeps", "down", "up", "an unseen client gets")
+COMMON = tuple(options(Method))
+TRAFFIC = "down and up are in models per client and round"
+COMMAND = "coterie methods --markdown > docs/methods.md"
+
+
+def find(spec: str) -> Entry:
+    """A method or an aggregator from its spelling; an unknown name suggests the nearest of both."""
+    name = re.split(r"[:+]", spec)[0].lower()
+    if name in registry.aggregators():
+        return registry.method(f"fedavg+{spec}").aggregator
+    if ".py:" not in spec and name not in registry.methods():
+        raise unknown("method or aggregator", name, {*registry.methods(), *registry.aggregators()})
+    return registry.method(spec)
+
+
+def families() -> dict[str, list[type[Method]]]:
+    """The methods of each family, both in alphabetical order."""
+    ordered = sorted(registry.methods().values(), key=lambda cls: (cls.family, cls.name))
+    return {family: list(group) for family, group in itertools.groupby(ordered, key=lambda cls: cls.family)}
+
+
+def plugs() -> list[type[Aggregator]]:
+    """The aggregators in alphabetical order."""
+    return [cls for _, cls in sorted(registry.aggregators().items())]
+
+
+# -- what an entry says of itself ------------------------------------------------------------------------------------
+
+
+def headline(cls: type[Entry]) -> tuple[str, str]:
+    """The name as people write it and what it is in a line: its file begins with `Name: what it is.`"""
+    first = (sys.modules[cls.__module__].__doc__ or "").strip().partition("\n")[0]
+    title, colon, line = first.partition(": ")
+    return (title, line) if colon else (cls.__name__, first)
+
+
+def explained(cls: type[Entry]) -> dict[str, str]:
+    """Option -> the string that stands under its field, where one does; the nearest class has the last word."""
+    found: dict[str, str] = {}
+    for one in filter(is_dataclass, reversed(cls.__mro__)):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for field, below in itertools.pairwise(tree.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                match below:
+                    case ast.Expr(ast.Constant(str(text))):
+                        found[field.target.id] = " ".join(text.split())
+    return {name: found[name] for name in options(cls) if name in found}
+
+
+def own_options(entry: Entry) -> dict[str, str]:
+    """The options beyond those of every method, with their values as the command line spells them."""
+    return {name: _spelled(getattr(entry, name)) for name in options(type(entry)) if name not in COMMON}
+
+
+def presets(cls: type[Entry]) -> list[tuple[str, str, list[str]]]:
+    """Name, description and what it sets otherwise than the defaults, for each named variant."""
+    build = {name: getattr(cls, name) for name in cls.presets}
+    return [(name, " ".join((make.__doc__ or "").split()), _changed(make())) for name, make in build.items()]
+
+
+def _changed(entry: Entry) -> list[str]:
+    """The options that are not at their defaults; `published` is a mark, not an option to set."""
+    cls = type(entry)
+    values = {name: (getattr(entry, name), getattr(cls(), name)) for name in options(cls) if name != "published"}
+    return [f"{name}={_spelled(value)}" for name, (value, default) in values.items() if value != default]
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, Aggregator):
+        changed = ",".join(_changed(value))
+        return f"{value.name}:{changed}" if changed else value.name
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value) or "-"
+
+
+def _defaults(cls: type[Entry]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in own_options(cls()).items()) or "-"
+
+
+def _choices(cls: type[Entry], name: str) -> list[str]:
+    """What an option can be set to, where that is one of a few words."""
+    hint = options(cls)[name]
+    return list(map(str, get_args(hint))) if get_origin(hint) is Literal else []
+
+
+def _facts(entry: Entry) -> list[tuple[str, str]]:
+    cls = type(entry)
+    if isinstance(entry, Aggregator):
+        own = [("protects", entry.protects), ("fewest clients", str(entry.minimum)), ("use", f"fedavg+{entry.name}")]
+    else:
+        own = [
+            ("family", entry.family), ("shared", entry.shared), ("client keeps", entry.keeps),
+            ("traffic", f"{entry.down} down, {entry.up} up (models per client and round)"),
+            ("unseen client", entry.newcomer),
+            ("aggregators", f"any, as in {entry.name}+confree" if entry.averages else "none, for it averages nothing"),
+        ]
+    return [(name, text) for name, text in [*own, ("citation", cls.cite)] if text]
+
+
+# -- on the terminal -------------------------------------------------------------------------------------------------
+
+
+def listing(width: int) -> RenderableType:
+    """Every method and aggregator in tables of at most 118 columns."""
+    width = min(width, WIDTH)
+    groups = families()
+    parts: list[RenderableType] = [Text(f"{len(registry.methods())} methods; {TRAFFIC}", "bold")]
+    parts += _blocks(
+        COLUMNS, (24, 19, 12, 12, 35), width,
+        {f: [(c.name, c.shared, c.keeps, c.down, c.up, c.newcomer) for c in group] for f, group in groups.items()},
+    )
+    parts.append(Text("defaults and citations of the methods", "bold"))
+    parts += _blocks(
+        ("method", "defaults", "citation"), (46, 59), width,
+        {family: [(c.name, _defaults(c), c.cite or "-") for c in group] for family, group in groups.items()},
+    )
+    parts.append(Text(f"{len(plugs())} aggregators; plugged in as in fedavg+confree:c=0.3", "bold"))
+    parts += _blocks(
+        ("aggregator", "what it does", "fewest clients", "defaults", "citation"), (26, 9, 29, 33), width,
+        {"": [(c.name, headline(c)[1].rstrip("."), str(c().minimum), _defaults(c), c.cite or "-") for c in plugs()]},
+    )
+    parts.append(Text("`coterie methods NAME` explains one; `coterie methods --markdown` prints everything.", "dim"))
+    return Group(*parts)
+
+
+def _blocks(
+    heads: Sequence[str], ratios: Sequence[int], width: int, groups: Mapping[str, Sequence[Sequence[str]]]
+) -> list[RenderableType]:
+    """One table for each group, below its title, all with the same columns; the first column is never wrapped."""
+    names = 2 + max(len(row[0]) for rows in groups.values() for row in rows)
+
+    def grid(rows: Sequence[Sequence[str]], style: str = "") -> Table:
+        table = _grid((names, *[None] * len(ratios)), rows, style)
+        table.width = width
+        for column, ratio in zip(table.columns[1:], ratios, strict=True):
+            column.ratio = ratio
+        return table
+
+    parts: list[RenderableType] = [Text(), grid([heads], "bold")]
+    for title, rows in groups.items():
+        parts += [Text(title, "italic")] if title else []
+        parts.append(grid([(f"  {name}", *cells) for name, *cells in rows]))
+    return [*parts, Text()]
+
+
+def _grid(widths: Sequence[int | None], rows: Iterable[Sequence[str]], style: str = "") -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for place, width in enumerate(widths):
+        table.add_column(width=width, no_wrap=place == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style) for cell in row))
+    return table
+
+
+def page(entry: Entry, width: int) -> RenderableType:
+    """Everything about one method or aggregator, with the values it has."""
+    cls, said = type(entry), explained(type(entry))
+    title, line = headline(cls)
+    parts: list[RenderableType] = [Text(f"{title}: {line}" if line else title, "bold"), Text()]
+    parts += [Text(_fitted(inspect.getdoc(cls) or "", width)), Text()]
+    parts += [_grid((16, None), [(f"  {name}", text) for name, text in _facts(entry)]), Text()]
+    given = own_options(entry)
+    if isinstance(entry, Method):
+        common = {"aggregator": entry.averages, "validation": True, "published": bool(entry.published)}
+        given |= {name: _spelled(getattr(entry, name)) for name, wanted in common.items() if wanted}
+    if given:
+        rows = [(f"  {o}", value, " | ".join(_choices(cls, o)), said.get(o, "")) for o, value in given.items()]
+        columns = [column for column in zip(*rows, strict=True) if any(column)]
+        parts += [Text("options", "bold"), _grid([None] * len(columns), zip(*columns, strict=True)), Text()]
+    if cls.presets:
+        variants = [(f"  {entry.name}:{name}", f"{text} {_sets(changed)}") for name, text, changed in presets(cls)]
+        parts += [Text("presets", "bold"), _grid((None, None), variants), Text()]
+    return Group(*parts[:-1])
+
+
+def _sets(changed: Sequence[str]) -> str:
+    return f"Sets {', '.join(changed)}." if changed else "Sets nothing otherwise."
+
+
+def _fitted(text: str, width: int) -> str:
+    """As it is where it fits, else each paragraph wrapped anew."""
+    if max(map(len, text.splitlines()), default=0) <= width:
+        return text
+    return "\n\n".join(textwrap.fill(" ".join(part.split()), width) for part in text.split("\n\n"))
+
+
+# -- as Markdown -----------------------------------------------------------------------------------------------------
+
+
+def markdown() -> str:
+    """The whole catalogue: a table for each family, a section for each method, then the aggregators."""
+    validation = explained(Method)["validation"]
+    about = [
+        f"{len(registry.methods())} methods and {len(plugs())} aggregators, each one file in `coterie/methods` or "
+        "`coterie/aggregators`. `coterie methods NAME` explains one. Options are set as in `fedfew:models=5,mu=0.1`, "
+        f"presets chosen as in `fedfew:official`. Every method also has the option `validation`, by default true: "
+        f"{validation[0].lower()}{validation[1:]}",
+        f"In the tables, {TRAFFIC}; K is the number of a method's models, M' that of the models a client receives. In "
+        "the equations theta is the shared model, phi a body, h a head, SGD_i the local training of client i, n_i its "
+        "samples and p_i = n_i / n its share of the participants'.",
+    ]
+    text = [f"<!-- Made by `{COMMAND}`; do not edit. -->", "# Methods and aggregators"]
+    text += [textwrap.fill(paragraph, 120, break_on_hyphens=False) for paragraph in about]
+    for family, group in families().items():
+        rows = [(_link(c.name), c.shared, c.keeps, c.down, c.up, c.newcomer) for c in group]
+        text += [f"## {family.capitalize()}", markdown_table(COLUMNS, rows)]
+    text.append("## Method by method")
+    text += [section(cls).rstrip() for cls in sorted(registry.methods().values(), key=lambda cls: cls.name)]
+    text += ["## Aggregators", "They plug into any method that averages: `fedrep+confree`, `fedrep+confree:c=0.3`."]
+    lines = [(_link(c.name), headline(c)[1].rstrip("."), c.protects, str(c().minimum), _code(c)) for c in plugs()]
+    text.append(markdown_table(("aggregator", "what it does", "protects", "fewest clients", "defaults"), lines))
+    text += [section(cls).rstrip() for cls in plugs()]
+    return "\n\n".join(text) + "\n"
+
+
+def section(cls: type[Entry]) -> str:
+    """One method or aggregator: equation, explanation, options, presets, citation."""
+    title, line = headline(cls)
+    equation, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
+    parts = [f"### {cls.name}", f"{title}: {_prose(line)}" if line else title, f"```text\n{equation}\n```"]
+    parts += [_prose(rest)] if rest else []
+    items = [f"Defaults: {_code(cls)}.", *_meanings(cls)]
+    for name, text, changed in presets(cls):
+        items.append(f"Preset `{cls.name}:{name}`: {_prose(text)} {_sets([f'`{item}`' for item in changed])}")
+    items += [f"Citation: {_prose(cls.cite)}."] if cls.cite else []
+    return "\n\n".join([*parts, "\n".join(f"- {item}" for item in items)]) + "\n"
+
+
+def _meanings(cls: type[Entry]) -> list[str]:
+    """An item for each option that is explained or has a few choices."""
+    said, items = explained(cls), []
+    for name in own_options(cls()):
+        choices = ", ".join(f"`{choice}`" for choice in _choices(cls, name))
+        known = [text for text in (f"one of {choices}." if choices else "", _prose(said.get(name, ""))) if text]
+        items += [f"`{name}`: {' '.join(known)}"] if known else []
+    return items
+
+
+def _link(name: str) -> str:
+    return f"[{name}](#{name})"
+
+
+def _code(cls: type[Entry]) -> str:
+    return ", ".join(f"`{name}={value}`" for name, value in own_options(cls()).items()) or "none"
+
+
+def _prose(text: str) -> str:
+    """Text whose formulas Markdown would take for markup; what stands between backticks is left alone."""
+    marks = r"`[^`]*`|[<*~]|(?<!\w)_|^[-+=#]"
+    return re.sub(marks, lambda found: found[0] if found[0][0] == "`" else f"\\{found[0]}", text, flags=re.MULTILINE)
