@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 
 from torch import nn
@@ -13,7 +14,10 @@ from coterie.layout import head_name
 
 
 def with_head(module: nn.Module, build: Callable[[nn.Linear], nn.Module], inner: str, name: str) -> nn.Module:
-    """A copy of the module with `build(head)` for a head; the submodules `inner` ('x+y') of it are parts."""
+    """A copy of the module with `build(head)` for a head; the submodules `inner` ('x+y') of it are parts.
+
+    If one of them is `head`, that one is the head, and what lies before it belongs to the body.
+    """
     module = copy.deepcopy(module)
     place = head_name(module)
     head = None if place is None else module.get_submodule(place)
@@ -27,8 +31,19 @@ def with_head(module: nn.Module, build: Callable[[nn.Linear], nn.Module], inner:
         module = new
     prefix = f"{place}." if place else ""
     mine = {part: prefix + part for part in inner.split("+")}
-    module.parts = {**mine, **parts, "head": place}  # type: ignore[assignment]
+    module.parts = {**mine, **parts, "head": mine.get("head", place)}  # type: ignore[assignment]
     return module
+
+
+def projected(module: nn.Module, width: int, name: str) -> nn.Module:
+    """A copy of the module whose features go d -> d -> `width`, with a ReLU between, before a head of that width."""
+
+    def build(head: nn.Linear) -> nn.Module:
+        one, two = nn.Linear(head.in_features, head.in_features), nn.Linear(head.in_features, width)
+        last = nn.Linear(width, head.out_features, bias=head.bias is not None)
+        return nn.Sequential(OrderedDict(one=one, relu=nn.ReLU(), two=two, head=last))
+
+    return with_head(module, build, "head", name)
 
 
 def require_scores(init: Init, name: str, part: str = "head") -> None:

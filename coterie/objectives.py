@@ -39,6 +39,11 @@ def by_class(net: Net, batch: Batch, z: Tensor) -> Tensor:
     return (member.to(z.dtype) * batch.weight[:, None]).T @ z
 
 
+def cosine(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cosines of features, `[B, ...], [B, ...] -> [B]`, not in their half precision."""
+    return F.cosine_similarity(a.flatten(1).to(dtype), b.flatten(1).to(dtype))
+
+
 def scores(net: Net, row: Row, layer: str, z: Tensor) -> Tensor:
     """What a linear layer inside the head makes of features `z [B, features]`."""
     tensors, prefix = net.tensors(row), f"{net.layout.head}." if net.layout.head else ""

@@ -60,15 +60,12 @@ def _convolve(
 
 @triton.jit
 def _correlate(
-    image, gradient, out, sums, image_p, pixels, per_split,
+    image, gradient, out, image_p, pixels, per_split,
     N: tl.constexpr, IMAGE: tl.constexpr, LINE: tl.constexpr, C: tl.constexpr, OY: tl.constexpr, OX: tl.constexpr,
     R: tl.constexpr, RUN: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):
-    """out[split, p, n, k] = sum over this split's pixels of gradient[p, pixel, n] * image[p, window + offset of k].
-
-    sums[split, p, n] is the sum of the gradient alone.
-    """
+    """out[split, p, n, k] = sum over this split's pixels of gradient[p, pixel, n] * image[p, window + offset of k]."""
     p = tl.program_id(1).to(tl.int64)
     tiles: tl.constexpr = (N + BN - 1) // BN
     k = (tl.program_id(0) // tiles) * BK + tl.arange(0, BK)
@@ -80,7 +77,6 @@ def _correlate(
     first = tl.program_id(2) * per_split
     last = tl.minimum(first + per_split, pixels)
     total = tl.zeros((BN, BK), dtype=tl.float32)
-    alone = tl.zeros((BN,), dtype=tl.float32)
     for at in range(first, last, BM):
         m = at + tl.arange(0, BM)
         inside = tl.where(m < last, m, 0)
@@ -90,13 +86,9 @@ def _correlate(
         live = (m < last)[:, None] & (n < N)[None, :]
         values = tl.load(gradient + (m[:, None] * N + n[None, :]), mask=live, other=0.0)
         total = tl.dot(tl.trans(values), columns, total, input_precision=PRECISION)
-        if tl.program_id(0) < tiles:
-            alone += tl.sum(values.to(tl.float32), 0)
     part = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + p
     place = out + part * (N * R * RUN) + (n[:, None] * (R * RUN) + k[None, :])
     tl.store(place, total, mask=(n < N)[:, None] & (k < R * RUN)[None, :])
-    if tl.program_id(0) < tiles:
-        tl.store(sums + part * N + n, alone, mask=n < N)
 
 
 @triton.jit
@@ -225,13 +217,12 @@ def correlate(image: Tensor, gradient: Tensor, window: Pair, stride: Pair, paddi
     per_split = triton.cdiv(triton.cdiv(pixels, splits), tile["BM"]) * tile["BM"]
     splits = triton.cdiv(pixels, per_split)
     out = torch.empty(splits, models, filters, *window, last.shape[-1], dtype=torch.float32, device=image.device)
-    sums = torch.empty(splits, models, filters, dtype=torch.float32, device=image.device)
     _correlate[(tiles, models, splits)](
-        last, values, out, sums, last.stride(0), pixels, per_split, N=filters, **constants,
+        last, values, out, last.stride(0), pixels, per_split, N=filters, **constants,
         **_precision(last.dtype == torch.bfloat16), **tile,
     )
-    found, alone = (out.sum(0), sums.sum(0)) if splits > 1 else (out[0], sums[0])
-    return found[..., :channels].movedim(-1, 2), alone
+    found = out.sum(0) if splits > 1 else out[0]
+    return found[..., :channels].movedim(-1, 2), values.sum((1, 2, 3), dtype=torch.float32)
 
 
 def pool(image: Tensor, window: Pair) -> tuple[Tensor, Tensor]:

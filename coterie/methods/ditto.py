@@ -28,6 +28,12 @@ class Ditto(FedAvg):
     keeps = "its personal model"
     newcomer = "the shared model"
     cite = "Li et al., Ditto: fair and robust federated learning through personalization, ICML 2021"
+    presets = ("pfllib",)
+
+    @classmethod
+    def pfllib(cls) -> Ditto:
+        """The program of PFLlib as it comes, with lam = 0 and one epoch: the personal models are Local's."""
+        return cls(lam=0.0, epochs=1, validation=False, published="served")
 
     def join(self, cohort: Cohort, payload: Model) -> Model:
         return Model(payload.row)

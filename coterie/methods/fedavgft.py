@@ -13,18 +13,19 @@ from coterie.records import Model, Record
 
 @dataclass(frozen=True)
 class FedAvgFT(FedAvg):
-    """FedAvg whose deployed model is SGD_i(theta): `epochs` local epochs (by default the run's) on `part`.
+    """FedAvg whose deployed model is SGD_i(theta): `epochs` local epochs on `part` at the learning rate `lr`.
 
-    With the defaults, `served` here is what every comparison prints as FedAvg's `adapted`. The fine-tuned copy is
-    never written back.
+    Both are by default the run's: `served` here is then what every comparison prints as FedAvg's `adapted`. The
+    fine-tuned copy is never written back.
     """
 
     epochs: int | None = None
     part: str = "all"
+    lr: float | None = None
 
     shared = "the model"
     newcomer = "the shared model, fine-tuned"
     cite = "Yu, Bagdasaryan, Shmatikov, Salvaging federated learning by local adaptation, 2020"
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
-        return cohort.train(payload.row, epochs=self.epochs, part=self.part)
+        return cohort.train(payload.row, epochs=self.epochs, part=self.part, lr=self.lr)

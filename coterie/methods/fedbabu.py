@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -17,27 +18,36 @@ class FedBABU(FedPer):
     """phi <- sum_i p_i SGD_i(phi) under the initial head h_0, which nobody trains; served: SGD_i(phi, h_0).
 
     Every client rebuilds h_0 from the seed, so it never travels. The served model is fine-tuned on `part` for
-    `finetune_epochs` from the shared body and never written back; with 0 epochs there is a single global model.
+    `finetune_epochs` from the shared body and never written back; with 0 epochs there is a single global model. With
+    `finetune_from=own` it starts from the body that this client trained last.
     """
 
     finetune_epochs: int = 5
     part: str = "all"
+    finetune_from: Literal["shared", "own"] = "shared"
     personal: str = field(default="head", init=False)
 
     keeps = "nothing"
     newcomer = "the shared body and the initial head, fine-tuned"
     cite = "Oh, Kim, Yun, FedBABU: toward enhanced representation for federated image classification, ICLR 2022"
+    presets = ("pfllib",)
+
+    @classmethod
+    def pfllib(cls) -> FedBABU:
+        """The program of PFLlib: ten epochs from the client's own body, since nothing is sent after the last round."""
+        return cls(finetune_epochs=10, finetune_from="own", validation=False, published="served")
 
     def check(self, population: int, layout: Layout) -> None:
         super().check(population, layout)
         layout.within(self.part)
 
     def join(self, cohort: Cohort, payload: Model) -> Record:
-        return Nothing()
+        return payload if self.finetune_from == "own" else Nothing()
 
     def local(self, cohort: Cohort, payload: Model, mine: Record) -> tuple[Upload, Record]:
-        row = cohort.train(cohort.assemble({"~head": payload.row}), part="~head")
-        return Upload(update=cohort.layout.cut(row, "~head") - payload.row), mine
+        body = cohort.layout.cut(cohort.train(cohort.assemble({"~head": payload.row}), part="~head"), "~head")
+        return Upload(update=body - payload.row), Model(body) if self.finetune_from == "own" else mine
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
-        return cohort.train(cohort.assemble({"~head": payload.row}), epochs=self.finetune_epochs, part=self.part)
+        body = mine.row if isinstance(mine, Model) else payload.row
+        return cohort.train(cohort.assemble({"~head": body}), epochs=self.finetune_epochs, part=self.part)

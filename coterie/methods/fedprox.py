@@ -18,6 +18,12 @@ class FedProx(FedAvg):
     mu: float = 0.01
 
     cite = "Li et al., Federated optimization in heterogeneous networks, MLSys 2020"
+    presets = ("pfllib",)
+
+    @classmethod
+    def pfllib(cls) -> FedProx:
+        """The program of PFLlib as it comes, with mu = 0: it is FedAvg."""
+        return cls(mu=0.0, validation=False, published="served")
 
     def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
         return cohort.train(rows, {"anchor": rows}, correct=self.pull)

@@ -14,13 +14,13 @@ from coterie.methods.fedper import FedPer
 class FedRep(FedPer):
     """h_i <- SGD_i(h_i) with phi fixed, then phi_i <- SGD_i(phi) with h_i fixed; phi <- sum_i p_i phi_i.
 
-    The head trains for `head_epochs`, the body for `body_epochs` (by default the run's). `personal` names what stays,
-    as in FedPer. Both phases use the batches of plain training, so that FedAvg and Local are its special cases;
-    running statistics in the body move in both.
+    The head trains for `head_epochs`, the body for `body_epochs` (`none`: the run's). `personal` names what stays, as
+    in FedPer. Both phases use the batches of plain training, so that FedAvg and Local are its special cases; running
+    statistics in the body move in both.
     """
 
     head_epochs: int = 5
-    body_epochs: int | None = None
+    body_epochs: int | None = 1
 
     newcomer = "the shared body and a head fitted to it"
     cite = "Collins et al., Exploiting shared representations for personalized federated learning, ICML 2021"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.cohort import Cohort
+from coterie.heads import projected
 from coterie.layout import Layout
 from coterie.methods.fedavg import FedAvg
 from coterie.net import Batch, Given, Net, Row
+from coterie.objectives import cosine
 from coterie.records import Model, Record, Upload
 
 
@@ -20,15 +21,26 @@ class MOON(FedAvg):
     """Clients minimise L_i(w) + mu * mean softplus((cos(z, z_p) - cos(z, z_g)) / tau) and theta is their average.
 
     z are the inputs of the head in the model being trained, z_g in the model received and z_p in the model this client
-    trained last (at first the initial one). There is no projection head: the features are compared as they are.
+    trained last (at first the initial one). `projection_head` puts d -> d -> so many features (256 in the paper), with
+    a ReLU between, under the head; by default the model stays as it is.
     """
 
     mu: float = 1.0
     tau: float = 0.5
+    projection_head: int = 0
 
     family = "regularised"
     keeps = "the model it trained last"
     cite = "Li, He, Song, Model-contrastive federated learning, CVPR 2021"
+    presets = ("pfllib",)
+
+    @classmethod
+    def pfllib(cls) -> MOON:
+        """The program of PFLlib as it comes, with mu = 0: it is FedAvg."""
+        return cls(mu=0.0, tau=1.0, validation=False, published="served")
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        return projected(module, self.projection_head, self.name) if self.projection_head else module
 
     def check(self, population: int, layout: Layout) -> None:
         layout.within("head")
@@ -37,8 +49,7 @@ class MOON(FedAvg):
         return Model(payload.row)
 
     def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
-        given = {"shared": payload.row, "last": mine.row}
-        row = cohort.train(payload.row, given, objective=self.contrast)
+        row = cohort.train(payload.row, {"shared": payload.row, "last": mine.row}, objective=self.contrast)
         return Upload(update=row - payload.row), Model(row)
 
     def contrast(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
@@ -47,8 +58,3 @@ class MOON(FedAvg):
             shared, last = (net.features(fixed, batch.x) for fixed in (given.shared, given.last))
         nearer = cosine(z, last, batch.weight.dtype) - cosine(z, shared, batch.weight.dtype)
         return batch.mean(net.task.loss(net.head(row, z), batch.y) + self.mu * F.softplus(nearer / self.tau))
-
-
-def cosine(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """`[B, ...], [B, ...] -> [B]`, not in the features' half precision."""
-    return F.cosine_similarity(a.flatten(1).to(dtype), b.flatten(1).to(dtype))

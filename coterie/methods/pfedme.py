@@ -17,10 +17,10 @@ from coterie.records import Model, Record
 class PFedMe(Method):
     """v ~ argmin L(v) + lam/2 |v - w|^2 + nu/2 |v|^2, then w <- w - lr lam (w - v), batch by batch from v = w = theta.
 
-    The inner problem takes `inner` steps of size `inner_lr` on the same batch from the last personal model. The server
-    takes theta <- (1 - beta) theta + beta mean w_i; clients count alike, or by their samples with `weighted`. A client
-    deploys the inner problem solved anew from theta: `inner` steps on its training batches. Steps are stable for
-    inner_lr (lam + nu) < 2.
+    The inner problem takes `inner` steps of size `inner_lr` on the same batch from the last personal model; a client
+    sees `batches` of them a round (by default those of the run's epochs; the paper's 20). The server takes
+    theta <- (1 - beta) theta + beta mean w_i; clients count alike, or by their samples with `weighted`. A client uses
+    the inner problem solved anew from theta: `inner` steps on its batches. They are stable for inner_lr (lam + nu) < 2.
     """
 
     lam: float = 15.0
@@ -29,6 +29,7 @@ class PFedMe(Method):
     nu: float = 0.0
     beta: float = 1.0
     weighted: bool = False
+    batches: int | None = None
 
     family = "regularised"
     shared = "the model"
@@ -36,7 +37,7 @@ class PFedMe(Method):
     cite = "Dinh, Tran, Nguyen, Personalized federated learning with Moreau envelopes, NeurIPS 2020"
 
     def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
-        return cohort.loop(self.step, {"row": rows, "own": rows})["row"]  # w and v, [C, D] each
+        return cohort.loop(self.step, {"row": rows, "own": rows}, steps=self.batches)["row"]  # w and v, [C, D] each
 
     def step(self, net: Net, s: Given, batch: Batch, given: Given) -> dict[str, Tensor]:
         own, near = s.own, Given(w=s.row)
