@@ -148,8 +148,13 @@ def angles(a: Tensor, b: Tensor, measure: str = "principal") -> Tensor:
     """`[m, d, q], [M, d, q] -> [m, M]` in degrees, between the spans of columns; columns of zeros are padding.
 
     `principal` is arccos sigma_max(A'B), the smallest principal angle, for orthonormal columns; `columns` is the
-    smallest angle of any two columns.
+    smallest angle of any two columns; `matched` is the sum over l of the angles between the lines of both l-th columns,
+    90 degrees where only one has it.
     """
+    if measure == "matched":
+        lines = torch.stack([(basis * b).sum(1).abs() for basis in a]).clamp(max=1)  # [m, M, q]
+        either = (a.abs().amax(1) > 0)[:, None] | (b.abs().amax(1) > 0)
+        return torch.rad2deg(torch.where(either, torch.arccos(lines), 0).sum(2))
     in_a, in_b = (basis.abs().amax(1) > 0 for basis in (a, b))
     a, b = a[..., : int(in_a.sum(1).max())], b[..., : int(in_b.sum(1).max())]
     cosines = []

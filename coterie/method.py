@@ -167,6 +167,7 @@ class FewModels(Method):
     """Methods with K = `models` server models, which start from independent draws: equal ones would stay alike."""
 
     models: int = 3
+    """How many models the server keeps, K."""
 
     family = "few models"
     shared = "K models"

@@ -35,9 +35,10 @@ class ConFREE(Aggregator):
     """How far d may be from g, as a fraction of |g|."""
     scope: Literal["global", "per_layer", "per_tensor"] = "global"
     """One problem for the whole model, or one for each layer or tensor."""
-    projection: Literal["simultaneous", "sequential_raw"] = "simultaneous"
+    projection: Literal["simultaneous", "sequential_raw", "none"] = "simultaneous"
     """How g is made: as above, or (`sequential_raw`) by subtracting <v, u_j> u_j, without the division, from the vector
-    v corrected so far, in the order of the clients' numbers (the released program draws it)."""
+    v corrected so far, in the order of the clients' numbers (the released program draws it), or (`none`) as the mean of
+    the updates as they are, which is CAGrad."""
     solver: Literal["exact", "slsqp"] = "exact"
     """`slsqp` stops as the released program does, at an absolute tolerance, which for small updates is at once."""
     rescale: Literal["none", "square", "linear"] = "none"
@@ -78,8 +79,8 @@ class ConFREE(Aggregator):
         products = gram(updates)
         if not bool(torch.isfinite(products).all()):
             return blend(share, updates)  # not finite either, as it should be
-        project = guidance if self.projection == "simultaneous" else raw_guidance
-        towards = project(products, share)
+        project = {"simultaneous": guidance, "sequential_raw": raw_guidance}.get(self.projection)
+        towards = project(products, share) if project else share
         g = blend(towards, updates)
         if self.solver == "slsqp":
             w = slsqp(products, towards, self.c)

@@ -22,10 +22,12 @@ class FedMGDAPlus(Aggregator):
     """
 
     epsilon: float = 0.1
-    """How far l may be from the clients' weights: 0 is the mean of normalised updates, 1 is MGDA of them."""
+    """How far l may be from the clients' weights w: 0 is the mean of normalised updates, 1 is MGDA of them."""
     rescale: Literal["mean_norm", "median_norm", "none"] = "mean_norm"
     """The length r: the mean or median norm of the updates, or 1 with `none` as in easyFL, which keeps taking steps of
     that length however small the updates have become."""
+    weighted: bool = True
+    """Whether l is near the clients' weights or, with false, near 1/N."""
 
     protects = "clients that are few or move little, from those that are many or move far"
     cite = "Hu et al., Federated learning meets multi-objective optimization, IEEE TNSE 2022"
@@ -46,7 +48,7 @@ class FedMGDAPlus(Aggregator):
         moved = sizes != 0
         if not bool(moved.any()):
             return torch.zeros_like(updates[0])
-        usual = torch.where(moved, weights.to("cpu", torch.float64), 0)
+        usual = torch.where(moved, weights.to("cpu", torch.float64) if self.weighted else torch.ones_like(sizes), 0)
         usual = usual / usual.sum()
         per_size = torch.where(moved, 1 / torch.where(moved, sizes, 1), 0)
         cosines = products * per_size[:, None] * per_size

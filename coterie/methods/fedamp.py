@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from coterie.algebra import between
+from coterie.algebra import between, cosines
 from coterie.cohort import Cohort, Init
+from coterie.errors import CoterieError
+from coterie.layout import Layout
 from coterie.method import Personal, Uploads
 from coterie.net import Given
 from coterie.records import Each, Model, Record, Upload
@@ -37,6 +40,20 @@ def attention(rows: Tensor, alpha: float | None, sigma: float | None) -> Tensor:
     return xi + torch.diag(1 - xi.sum(1))
 
 
+def cosine_attention(rows: Tensor, own: float, sigma: float | None) -> Tensor:
+    """`[M, d] -> xi [M, M]` in float64: xi_ii = own, and xi_ij ~ exp(sigma cos(w_i, w_j)) shares out the rest of 1.
+
+    By default sigma is 1 / median(1 - cos), so that the usual angle between two clients matters.
+    """
+    others = ~torch.eye(len(rows), dtype=torch.bool)
+    if not others.any():
+        return torch.ones(1, 1, dtype=torch.float64, device=rows.device)
+    apart = 1 - cosines(rows)
+    rate = 1 / apart[others].median().clamp(min=1e-12) if sigma is None else sigma
+    xi = (1 - own) * torch.softmax(torch.where(others, -rate * apart, -torch.inf), 1)
+    return xi.fill_diagonal_(own).to(rows.device)
+
+
 @dataclass(frozen=True)
 class FedAMP(Personal):
     """w_i <- SGD from w_i on L_i(w) + lam / (2 alpha) |w - u_i|^2 with u_i = sum_j xi_ij w_j.
@@ -44,28 +61,46 @@ class FedAMP(Personal):
     xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma for j != i, and xi_ii is what is left of 1. Distances grow with
     the size of a model, so by default sigma is the median squared distance of two clients and alpha is sigma / M in
     xi and 1 in the pull. Distances are those of the parameters. PFLlib's program, where the pull has no gradient, is
-    the preset `pfllib`; it is Local.
+    the preset `pfllib`; it is Local. With `by=cosine` (HeurFedAMP) xi_ii is `own` and xi_ij for j != i is proportional
+    to exp(sigma cos(w_i, w_j)), by default with sigma = 1 / median(1 - cos).
     """
 
     lam: float = 1.0
     alpha: float | None = None
     sigma: float | None = None
+    by: Literal["distance", "cosine"] = "distance"
+    own: float = 0.5
 
     family = "personalised aggregation"
     shared = "a mixture of similar clients' models"
     newcomer = "the mean of the clients' models"
     cite = "Huang et al., Personalized cross-silo federated learning on non-IID data, AAAI 2021"
     averages = False
-    presets = ("pfllib",)
+    presets = ("pfllib", "heur")
 
     @classmethod
     def pfllib(cls) -> FedAMP:
         """PFLlib's program: the proximal term is detached, so nothing pulls; no validation split."""
         return cls(lam=0.0, alpha=1.0, sigma=1.0, validation=False, published="served")
 
+    @classmethod
+    def heur(cls) -> FedAMP:
+        """HeurFedAMP: models are compared by their angles, which suits deep networks."""
+        return cls(by="cosine")
+
+    def check(self, population: int, layout: Layout) -> None:
+        if not 0 <= self.own <= 1:
+            raise CoterieError(f"fedamp's own must lie between 0 and 1, not {self.own}.")
+
     def start(self, init: Init) -> Record:
         rows = init.row.repeat(init.population, 1)
-        return Cloud(rows, attention(init.layout.cut(rows, "parameters"), self.alpha, self.sigma))
+        return Cloud(rows, self.mixtures(init.layout.cut(rows, "parameters")))
+
+    def mixtures(self, rows: Tensor) -> Tensor:
+        """The clients' parameters `[M, d] -> xi [M, M]`."""
+        if self.by == "cosine":
+            return cosine_attention(rows, self.own, self.sigma)
+        return attention(rows, self.alpha, self.sigma)
 
     def send(self, server: Cloud, ids: Tensor) -> Record:
         known, mean = ids < len(server.rows), torch.full_like(server.xi[0], 1 / len(server.rows))
@@ -84,4 +119,4 @@ class FedAMP(Personal):
 
     def merge(self, server: Cloud, up: Uploads) -> Record:
         rows = server.rows.index_add(0, up.ids, up.update)
-        return Cloud(rows, attention(up.layout.cut(rows, "parameters"), self.alpha, self.sigma))
+        return Cloud(rows, self.mixtures(up.layout.cut(rows, "parameters")))

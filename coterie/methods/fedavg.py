@@ -17,6 +17,7 @@ class FedAvg(Method):
     """
 
     server_lr: float = 1.0
+    """How much of the mean update the server takes."""
 
     family = "baseline"
     shared = "the model"

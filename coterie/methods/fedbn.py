@@ -16,6 +16,7 @@ class FedBN(FedPer):
     """
 
     personal: str = "batchnorm"
+    """The part that stays with its client."""
 
     shared = "all but BatchNorm"
     keeps = "its BatchNorm layers"

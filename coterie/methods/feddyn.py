@@ -30,7 +30,8 @@ class FedDyn(Method):
 
     Server: s <- s - alpha/M sum_i (theta_i - theta), theta <- mean theta_i - s / alpha, over the participants and
     counting alike, so that s is the mean of all g_i whoever takes part. `clip` bounds the norm of each step's gradient.
-    `norm_power=1` takes the norm unsquared, as PFLlib does: a pull of constant strength alpha/2.
+    `norm_power=1` takes the norm unsquared, as PFLlib does: a pull of constant strength alpha/2. `norm_power=0` keeps
+    of the square only what is linear in w, -alpha <theta, w>, as FL-bench does: nothing holds w near theta.
     """
 
     alpha: float = 0.1
@@ -42,18 +43,23 @@ class FedDyn(Method):
     keeps = "its linear term"
     newcomer = "the shared model"
     cite = "Acar et al., Federated learning based on dynamic regularization, ICLR 2021"
-    presets = ("pfllib",)
+    presets = ("pfllib", "flbench")
 
     @classmethod
     def pfllib(cls) -> FedDyn:
         """The program of PFLlib: a strong pull of unsquared norm, no clipping."""
         return cls(alpha=1.0, clip=None, norm_power=1, validation=False, published="served")
 
+    @classmethod
+    def flbench(cls) -> FedDyn:
+        """The program FL-bench, which leaves out the square of w."""
+        return cls(norm_power=0, validation=False)
+
     def check(self, population: int, layout: Layout) -> None:
         if not self.alpha > 0:
             raise CoterieError(f"feddyn's alpha must be positive, not {self.alpha}.")
-        if self.norm_power not in (1, 2):
-            raise CoterieError(f"feddyn's norm_power must be 1 or 2, not {self.norm_power}.")
+        if self.norm_power not in (0, 1, 2):
+            raise CoterieError(f"feddyn's norm_power must be 0, 1 or 2, not {self.norm_power}.")
 
     def start(self, init: Init) -> Record:
         return Tilted(init.row, torch.zeros_like(init.row))
@@ -72,8 +78,8 @@ class FedDyn(Method):
         return Upload(update=update), Model(mine.row - self.alpha * moved)
 
     def lean(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
-        pull = self.alpha * (row - given.anchor) if self.norm_power == 2 else 0.0
-        return gradient - given.tilt + pull
+        pull = (-given.anchor, torch.zeros_like(row), row - given.anchor)[self.norm_power]
+        return gradient - given.tilt + self.alpha * pull
 
     def distance(self, net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
         """L(w) + alpha/2 |w - theta| on a batch."""

@@ -39,12 +39,15 @@ class FedFew(FewModels):
     """
 
     mu: float = 0.01
+    """The temperature: towards 0 only the worst client counts, far above the losses all count alike."""
     start_from: Literal["independent", "same", "same+noise"] = "independent"
     noise: float = 0.01
     loss_at: Literal["before", "running", "after"] = "before"
+    """Which loss the weights are made of."""
     scale: bool = True
     normalise: bool = False
     server_lr: float = 1.0
+    """How much of the weighted update the server takes."""
 
     down = up = "K"
     newcomer = "the model of least loss on its validation data"

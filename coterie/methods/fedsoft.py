@@ -7,7 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort
+from coterie import streams
+from coterie.cohort import Cohort, Init
+from coterie.errors import CoterieError
+from coterie.layout import Layout
 from coterie.method import FewModels, Personal, Uploads
 from coterie.net import Batch, Given, Net
 from coterie.records import Models, Record, Upload
@@ -19,6 +22,13 @@ class Own(Record):
 
     row: Tensor
     u: Tensor
+
+
+@dataclass(frozen=True)
+class Drawing(Models):
+    """The cluster models `rows [K, D]` and the key of the draws."""
+
+    key: Tensor
 
 
 def wins(net: Net, row: Tensor, batch: Batch, given: Given) -> Tensor:
@@ -34,6 +44,16 @@ def shares(u: Tensor, n: Tensor) -> Tensor:
     return mass / mass.sum(0)
 
 
+def drawn(v: Tensor, count: int, chance: Tensor) -> Tensor:
+    """Weights `[m, K]` that are 1 / count for `count` clients of each cluster and 0 for the rest (all, if m is less).
+
+    `chance [m, K]` are uniform numbers: with clocks that ring at rates v the first `count` to ring are drawn one after
+    another without replacement, with probabilities proportional to v.
+    """
+    first = (-torch.log1p(-chance) / v).argsort(0)[:count]
+    return torch.zeros_like(v).scatter(0, first, 1 / len(first))
+
+
 def blend(u: Tensor, rows: Tensor) -> Tensor:
     """`[C, K], [C, K, D] -> [C, D]`: the mean of the cluster models, weighted by u."""
     return torch.einsum("ck,ckd->cd", u / u.sum(-1, keepdim=True), rows)
@@ -44,17 +64,30 @@ class FedSoft(FewModels, Personal):
     """w_i <- SGD from w_i on L_i(w) + lam / 2 sum_s u_is |w - c_s|^2; c_s = sum_i v_is w_i, v_is ~ u_is n_i.
 
     u_is = max(n_is / n_i, sigma) with n_is the samples of client i on which cluster model s has the least loss,
-    counted anew in every `every`-th round. The cluster models start from independent draws; all participants
-    take part in every cluster.
+    counted anew in every `every`-th round. The cluster models start from independent draws. All participants take part
+    in every cluster; with `selected`, c_s is instead the plain mean of so many of them, drawn with probabilities v_is.
     """
 
     lam: float = 0.1
     sigma: float = 1e-4
     every: int = 1
+    selected: int | None = None
 
     down = "K"
     newcomer = "the mixture of the cluster models by its samples, trained for a round near them"
     cite = "Ruan, Joe-Wong, FedSoft: soft clustered federated learning with proximal local updating, AAAI 2022"
+
+    def check(self, population: int, layout: Layout) -> None:
+        super().check(population, layout)
+        if self.selected is not None and self.selected < 1:
+            raise CoterieError(f"fedsoft must select at least 1 client a cluster, not {self.selected}.")
+
+    def start(self, init: Init) -> Record:
+        rows = init.rows(self.models)
+        return Drawing(rows, streams.key(init.seed, "fedsoft").to(rows.device))
+
+    def send(self, server: Drawing, ids: Tensor) -> Record:
+        return Models(server.rows)
 
     def join(self, cohort: Cohort, payload: Models) -> Own:
         u = self.importance(cohort, payload)
@@ -79,9 +112,12 @@ class FedSoft(FewModels, Personal):
         row = self.solve(cohort, payload, mine.row, u)
         return Upload(offset=row - blend(u, payload.rows), u=u), Own(row, u)
 
-    def merge(self, server: Models, up: Uploads) -> Record:
-        w = blend(up.u, server.rows.expand(len(up.u), -1, -1)) + up.offset
-        return Models(self.recentre(server.rows, w, shares(up.u, up.n), up.layout))
+    def merge(self, server: Drawing, up: Uploads) -> Record:
+        w, v = blend(up.u, server.rows.expand(len(up.u), -1, -1)) + up.offset, shares(up.u, up.n)
+        if self.selected is not None:
+            chance = streams.uniform(server.key, (up.population, self.models), torch.float64)
+            v = drawn(v, self.selected, chance[up.ids])
+        return Drawing(self.recentre(server.rows, w, v, up.layout), streams.key(server.key, "next"))
 
-    def report(self, server: Models, up: Uploads) -> dict[str, Tensor]:
+    def report(self, server: Drawing, up: Uploads) -> dict[str, Tensor]:
         return {"importance": up.u.mean(0)}

@@ -32,13 +32,16 @@ class PACFL(Clustered):
     A_ij = arccos sigma_max(U_i' U_j) is the smallest principal angle of the spans; clusters are merged
     (`linkage`) up to `beta` degrees, or, by default, up to the widest gap between merges. Two subspaces of more than
     half the dimensions always meet, so U_i keeps at most half as many vectors, the largest, as an input has numbers.
+    `measure=columns` takes the smallest angle of any two vectors as they were found, `matched` the sum of the angles
+    between the lines of the l-th vectors. `by_label=false` takes the vectors of all samples together, as in the paper.
     All clusters start from the same model.
     """
 
     vectors: int = 3
     beta: float | None = None
     linkage: Literal["average", "weighted", "complete", "single"] = "average"
-    measure: Literal["principal", "columns"] = "principal"
+    measure: Literal["principal", "columns", "matched"] = "principal"
+    by_label: bool = True
 
     newcomer = "the model of the cluster whose data are nearest"
     cite = "Vahidian et al., Efficient distribution similarity identification in clustered FL, AAAI 2023"
@@ -55,14 +58,14 @@ class PACFL(Clustered):
 
     def introduce(self, cohort: Cohort, hello: Record) -> Upload:
         found = [self.basis(x.reshape(len(x), -1).double(), y, cohort.classes) for x, y in cohort.samples()]
-        width = self.vectors * max(cohort.classes, 1)
+        width = self.vectors * (max(cohort.classes, 1) if self.by_label else 1)
         return Upload(basis=torch.stack([F.pad(u, (0, width - u.shape[1])) for u in found]))  # [C, d, q]
 
     def basis(self, x: Tensor, y: Tensor, classes: int) -> Tensor:
         """One client's samples `[n, d]` -> its vectors `[d, q]`."""
-        groups = [x[y == label] for label in sorted(set(y.tolist()))] if classes else [x]
+        groups = [x[y == label] for label in sorted(set(y.tolist()))] if classes and self.by_label else [x]
         found = [leading(group, self.vectors) for group in groups]
-        if self.measure == "columns":
+        if self.measure != "principal":
             return torch.cat([u for u, _ in found], 1)
         return leading(torch.cat([u * s for u, s in found], 1).T, max(1, x.shape[1] // 2))[0]
 

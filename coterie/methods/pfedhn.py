@@ -10,14 +10,15 @@ from torch import Tensor
 
 from coterie.cohort import Cohort, Init
 from coterie.layout import Layout
-from coterie.method import Method, Uploads, enrol
+from coterie.method import Uploads, enrol
+from coterie.methods.fedper import FedPer
 from coterie.net import Batch, Given, Net
 from coterie.records import Each, Model, Record, Upload
 
 
 @dataclass(frozen=True)
 class Hyper(Record):
-    """The hypernetwork `psi [Q]`, embeddings `e [M, k]`, and `row [D]`, whose `columns [P]` it writes; velocities."""
+    """The hypernetwork `psi [Q]`, embeddings `e [M, k]`, and `row [d]`, whose `columns [P]` it writes; velocities."""
 
     psi: Tensor
     e: Tensor
@@ -28,7 +29,7 @@ class Hyper(Record):
 
 
 @dataclass(frozen=True)
-class PFedHN(Method):
+class PFedHN(FedPer):
     """theta_i = H(e_i; psi); (psi, e_i) <- (psi, e_i) + server_lr (d theta_i / d(psi, e_i))' Delta_i, Delta_i by SGD.
 
     H is an MLP: k = `embedding` numbers (1 + M / 4 by default) -> `hidden` -> `depth` times (ReLU, `hidden`) -> one
@@ -36,9 +37,11 @@ class PFedHN(Method):
     that tensor. The vector-Jacobian products of a round's participants are averaged, clipped to norm `clip`, and taken
     by SGD with `momentum` and weight `decay`: the paper steps by 0.01 for one client after another, so 0.1 is ten of
     its steps at once. Buffers cannot be written so and are averaged. An unseen client fits an embedding alone: `adapt`
-    full gradient steps of size `adapt_lr` from the clients' mean.
+    full gradient steps of size `adapt_lr` from the clients' mean. `personal` names a part that H does not write: it
+    stays with its client, as in FedPer, and is trained with the rest (pFedHN-PC: the head, which a newcomer fits last).
     """
 
+    personal: str = "none"
     embedding: int | None = None
     hidden: int = 100
     depth: int = 3
@@ -52,14 +55,23 @@ class PFedHN(Method):
 
     family = "personalised aggregation"
     shared = "a hypernetwork"
+    keeps = "nothing"
+    down = up = "1"
     newcomer = "the model of an embedding fitted to its data, the hypernetwork being fixed"
     cite = "Shamsian et al., Personalized federated learning using hypernetworks, ICML 2021"
     averages = False
+    presets = ("pc",)
+
+    @classmethod
+    def pc(cls) -> PFedHN:
+        """pFedHN-PC: personal classifiers, over bodies that the hypernetwork writes."""
+        return cls(personal="head")
 
     def start(self, init: Init) -> Record:
-        row, h, generator = init.row, self.hidden, init.noise("pfedhn")
+        layout, h, generator = init.layout.only(f"~{self.personal}"), self.hidden, init.noise("pfedhn")
+        row = init.layout.cut(init.row, f"~{self.personal}")
         k = 1 + init.population // 4 if self.embedding is None else self.embedding
-        columns, scale = trainable(init.layout, row)
+        columns, scale = trainable(layout, row)
 
         def drawn(*shape: int) -> Tensor:
             even = 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
@@ -85,7 +97,7 @@ class PFedHN(Method):
         return affine(outer, z)
 
     def rows(self, server: Hyper, e: Tensor) -> Tensor:
-        """`[m, k] -> [m, D]`: the models of these embeddings."""
+        """`[m, k] -> [m, d]`: what is shared of the models of these embeddings."""
         rows = server.row.repeat(len(e), 1)
         rows[:, server.columns] = self.generate(server.psi, e)
         return rows
@@ -101,9 +113,10 @@ class PFedHN(Method):
     def introduce(self, cohort: Cohort, hello: Hyper) -> Upload:
         if cohort.round == 0:
             return Upload(**cohort.loop(draw, {"e": hello.e}, steps=1, purpose="embedding"))
-        server, e = hello.map(lambda t: t[0]), hello.e  # what all newcomers are told is the same
+        server, e, part = hello.map(lambda t: t[0]), hello.e, f"~{self.personal}"  # all newcomers are told the same
         for _ in range(self.adapt):
-            slope = cohort.grad(self.rows(server, e))[:, server.columns]
+            slope = cohort.grad(cohort.assemble({part: self.rows(server, e)}))
+            slope = cohort.layout.cut(slope, part)[:, server.columns]
             e = e - self.adapt_lr * self.back(server, e, slope)[1]
         return Upload(e=e)
 
@@ -113,13 +126,16 @@ class PFedHN(Method):
     def send(self, server: Hyper, ids: Tensor) -> Record:
         return Model(Each(self.rows(server, server.e[ids])))  # type: ignore[arg-type]
 
-    def merge(self, server: Hyper, up: Uploads) -> Record:
+    def fit(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        return rows if self.personal == "none" else super().fit(cohort, rows)
+
+    def merge(self, server: Hyper, up: Uploads) -> Record:  # type: ignore[override]
         psi_slope, e_slope = self.back(server, server.e[up.ids], -up.update[:, server.columns] / len(up.ids))
         e_slope = torch.zeros_like(server.e).index_add(0, up.ids, e_slope)
         scale = self.clip / torch.stack([psi_slope.norm(), e_slope.norm()]).norm().clamp(min=self.clip)
         psi, psi_velocity = self.step(server.psi, scale * psi_slope, server.psi_velocity)
         e, e_velocity = self.step(server.e, scale * e_slope, server.e_velocity)
-        moved = server.row + self.aggregate(up.update, up.share, up.layout)
+        moved = server.row + self.aggregate(up.update, up.share, up.layout.only(f"~{self.personal}"))
         row = moved.index_copy(0, server.columns, server.row[server.columns])  # buffers alone are averaged
         return Hyper(psi, e, row, server.columns, psi_velocity, e_velocity)
 

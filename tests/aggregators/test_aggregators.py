@@ -233,6 +233,22 @@ def test_confree_scopes_are_problems_of_their_own():
         assert (found - whole).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_confree_without_projection_is_cagrad(seed):
+    """g is the mean, conflicts or not; the dual <g, u_w> + c |g| |u_w| over a fine grid of w bounds the worst gain."""
+    updates = drawn(seed, 3, 5)
+    mean = updates.mean(0)
+    close(call(ConFREE(c=0, projection="none"), updates), mean, 1e-14)
+    found = call(ConFREE(c=0.5, projection="none"), updates)
+    close((found - mean).norm(), 0.5 * mean.norm(), 1e-9)
+    ticks = torch.linspace(0, 1, 201, dtype=torch.float64)
+    w = torch.stack([torch.stack([a, (1 - a) * b, (1 - a) * (1 - b)]) for a in ticks for b in ticks])
+    mixtures = w @ updates
+    dual = mixtures @ mean + 0.5 * mean.norm() * mixtures.norm(dim=1)
+    gain = (updates @ found).min()
+    assert -1e-9 < dual.min() - gain < 1e-3  # no d is better than any w's bound; the best d reaches the best bound
+
+
 def test_confree_weighted_puts_the_weights_in_place_of_one_over_n():
     friends, weights = drawn(1, 4, 6).abs(), tensor(0.1, 0.2, 0.3, 0.4)
     close(call(ConFREE(c=0, weighted=True), friends, weights), weights @ friends, 1e-14)
@@ -305,6 +321,17 @@ def test_fedmgda_plus_length():
     close(call(FedMGDAPlus(), THREE), sizes.mean() * plain, 1e-14)
     close(call(FedMGDAPlus(rescale="median_norm"), THREE), sizes.sort().values[1] * plain, 1e-14)
     close(call(FedMGDAPlus.easyfl(), 100 * THREE), plain, 1e-12)
+
+
+def test_fedmgda_plus_near_equal_weights():
+    """weighted=false is what equal weights give, whatever the clients' weights; a client that stood still has none."""
+    usual, even = tensor(0.7, 0.2, 0.1), tensor(1 / 3, 1 / 3, 1 / 3)
+    close(call(FedMGDAPlus(weighted=False), THREE, usual), call(FedMGDAPlus(), THREE, even), 1e-12)
+    assert (call(FedMGDAPlus(), THREE, usual) - call(FedMGDAPlus(), THREE, even)).abs().max() > 1e-3
+    still = torch.cat([THREE, torch.zeros(1, 3, dtype=torch.float64)])
+    close(call(FedMGDAPlus(epsilon=0, weighted=False, rescale="none"), still), even @ (
+        THREE / THREE.norm(dim=1, keepdim=True)
+    ), 1e-12)
 
 
 def test_fedmgda_plus_leaves_out_who_did_not_move():

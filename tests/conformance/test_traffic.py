@@ -197,6 +197,17 @@ VARIANTS = {
         buffers=(lambda s: s.clients, lambda s: 1),
     ),
     "apfl:pfllib": ONE_MODEL,
+    "fedbabu:pfllib": A_BODY,
+    "ifca:clustered=head": TRAFFIC["ifca"],
+    "fedsoft:selected=2": TRAFFIC["fedsoft"],
+    "fedamp:heur": TRAFFIC["fedamp"],
+    "pfedhn:pc": Traffic(
+        "as by default, without the head: the hypernetwork does not write it", body, body,
+        told=TRAFFIC["pfedhn"].told | {
+            "psi": lambda s: s.psi - 101 * s.head, "row": lambda s: s.body + s.buffers, "columns": body
+        },
+        tells={"e": lambda s: 2},
+    ),
     "fedfew:official": TRAFFIC["fedfew"],
     "cwfedavg:distribution=approx": Traffic(
         "as by default; a client that does not tell its labels is told FedAvg's model to read them off the head",

@@ -13,18 +13,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from coterie import registry
+from coterie.algebra import angles
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.method import Uploads
 from coterie.methods.cfl import CFL
 from coterie.methods.cwfedavg import CwFedAvg, class_weights, norms
 from coterie.methods.fedala import FedALA, reweigh
-from coterie.methods.fedamp import FedAMP, attention
+from coterie.methods.fedamp import FedAMP, attention, cosine_attention
 from coterie.methods.fedfomo import FedFomo, normalised, worth
-from coterie.methods.fedsoft import FedSoft, shares
+from coterie.methods.fedsoft import FedSoft, drawn, shares
 from coterie.methods.fesem import FeSEM
 from coterie.methods.pacfl import PACFL
 from coterie.methods.pfedhn import PFedHN
+from coterie.records import Models
 
 MODELS = ["mlp", "dropout", "bn"]
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -295,6 +297,45 @@ def test_fedamp_serves_the_mean_to_a_newcomer_and_keeps_the_absent(tiny):
     assert torch.equal(sim.server.rows[absent], sim.init.row.expand(len(absent), -1))
 
 
+def test_heurfedamp_weights_by_hand():
+    """w = (1,0), (1,1), (0,2), sigma = 2: cosines 1/sqrt 2, 0, 1/sqrt 2; own 0.4 leaves 0.6 to share out."""
+    near, far = math.exp(math.sqrt(2)), 1.0
+    rest = 0.6 * near / (near + far)
+    expected = [[0.4, rest, 0.6 - rest], [0.3, 0.4, 0.3], [0.6 - rest, rest, 0.4]]
+    w = tensor([[1, 0], [1, 1], [0, 2]])
+    assert_close(cosine_attention(w, 0.4, 2.0), tensor(expected))
+    scaled = w * tensor([[3], [0.1], [7]])
+    assert_close(cosine_attention(scaled, 0.4, 2.0), tensor(expected))  # angles know no lengths
+    usual = 1 / (1 - 1 / math.sqrt(2))  # the median of 1 - cos over the pairs
+    assert_close(cosine_attention(w, 0.4, None), cosine_attention(w, 0.4, usual))
+    equal = 0.3 + 0.1 * torch.eye(3, dtype=torch.float64)
+    assert_close(cosine_attention(w[:1].expand(3, -1), 0.4, None), equal)
+    assert cosine_attention(w[:1], 0.4, None).tolist() == [[1.0]]
+
+
+def test_heurfedamp_rounds_by_hand(tiny):
+    """As FedAMP with lam (w - u_i), where u_i = own w_i + (1 - own) sum_j softmax_j(sigma cos(w_i, w_j)) w_j."""
+    assert registry.method("fedamp:heur") == FedAMP(by="cosine")
+    sim = tiny.simulation("fedamp:heur,lam=0.6,own=0.3,sigma=20")
+    w = sim.init.row.expand(4, -1)
+    for _ in range(3):
+        mass = tensor([[math.exp(20 * F.cosine_similarity(a, b, dim=0)) for b in w] for a in w]).fill_diagonal_(0)
+        u = 0.3 * w + 0.7 * mass @ w / mass.sum(1, keepdim=True)
+        views = [sim.layout.views(row) for row in u]
+        pulls = [lambda name, g, value, v=v: g + 0.6 * (value - v[name]) for v in views]
+        w = local_rows(tiny, sim, w, correct=pulls)
+        sim.round()
+        assert_close(sim.own.row, w)
+    with pytest.raises(CoterieError, match="own must lie between 0 and 1"):
+        tiny.simulation("fedamp:own=1.5")
+
+
+def test_heurfedamp_that_trusts_itself_alone_is_a_pull_to_the_own_start(tiny):
+    """own = 1: u_i = w_i, and the first step of a round is Local's."""
+    one, two = (rounds(tiny.simulation(m, steps=1), 3) for m in ("fedamp:heur,own=1,lam=5", "local"))
+    assert_close(rows(one), rows(two))
+
+
 # -- FedALA -----------------------------------------------------------------------------------------------------------
 
 
@@ -475,6 +516,29 @@ def test_a_signature_spans_the_leading_directions_of_each_label(tiny):
     assert_close(basis @ basis.T, torch.diag(tensor([1, 1, 0, 0, 0, 0, 0, 0])))
 
 
+def test_a_signature_of_all_samples_together(tiny):
+    """by_label=false: the leading directions of the samples whatever their labels, as many as `vectors`."""
+    x, y = noise(9, 6), torch.arange(9) % 3
+    basis = PACFL(vectors=2, by_label=False).basis(x, y, 3)
+    leading = torch.linalg.svd(x.T).U[:, :2]
+    assert_close(basis @ basis.T, leading @ leading.T)
+    sim = tiny.simulation(PACFL(vectors=2, by_label=False))
+    assert sim.server.basis.shape == (4, 4, 2)
+
+
+def test_matched_angles():
+    """The sum over l of the angles between the lines of the l-th columns; a column that only one has is 90 degrees."""
+    e, h = torch.eye(3, dtype=torch.float64), 0.5**0.5
+    pair = torch.stack([e[0], e[1]], 1)
+    turned = torch.stack([-e[0], h * (e[1] + e[2])], 1)  # the same line, and one at 45 degrees
+    single = torch.stack([e[1], 0 * e[0]], 1)
+    bases = torch.stack([pair, turned, single])
+    expected = tensor([[0, 45, 180], [45, 0, 180], [180, 180, 0]])
+    assert_close(angles(bases, bases, "matched"), expected, atol=1e-5)  # arccos is steep at 1
+    assert_close(angles(bases[:1], bases, "matched"), expected[:1], atol=1e-5)
+    assert PACFL(measure="matched").basis(noise(9, 6), torch.arange(9) % 3, 3).shape == (6, 9)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_pacfl_with_one_cluster_is_fedavg(tiny, model):
     one, two = (rounds(tiny.simulation(m, model), 3) for m in ("pacfl:beta=90", "fedavg"))
@@ -499,7 +563,10 @@ def planes(unseen=0):
     return Federation.from_splits(pairs, classes=3, names=[str(i) for i in range(6 + unseen)], unseen=unseen)
 
 
-@pytest.mark.parametrize("options", [{}, {"beta": 30.0}, {"linkage": "complete"}])
+@pytest.mark.parametrize("options", [
+    {}, {"beta": 30.0}, {"linkage": "complete"}, {"by_label": False, "vectors": 2},
+    {"by_label": False, "vectors": 2, "measure": "matched"},
+])
 def test_pacfl_finds_groups_that_span_different_planes(tiny, options):
     """Even and odd clients; inside a group the rows are FedAvg's on that group alone."""
     data = planes()
@@ -756,12 +823,42 @@ def test_fedsoft_importance(tiny):
     sim = tiny.simulation(FedSoft(models=3, sigma=1e-4))
     centres = sim.server.rows.clone()
     centres[0] = rounds(tiny.simulation("local", epochs=60), 1).own.row[2]  # client 2 has one sample: fits it
-    payload = type(sim.server)(centres.expand(4, -1, -1))
+    payload = Models(centres.expand(4, -1, -1))
     assert_close(sim.method.importance(tiny.cohort(sim), payload)[2], tensor([1, 1e-4, 1e-4]))
     alone = tiny.simulation(FedSoft(models=1))
     assert alone.own.u.tolist() == [[1.0]] * 4
     v = shares(noise(5, 3).abs() + 0.01, torch.arange(1, 6))
     assert_close(v.sum(0), torch.ones(3, dtype=torch.float64))
+
+
+def test_fedsofts_draws_follow_the_clients_parts():
+    """One of three: with frequencies v; two of three: without replacement, so client 0 is missing with the chance of
+    the draws (1, 2) and (2, 1), v1 v2 / (1 - v1) + v2 v1 / (1 - v2) = 0.3 * 0.2 / 0.7 + 0.2 * 0.3 / 0.8."""
+    v = tensor([[0.5], [0.3], [0.2]]).expand(3, 20000)
+    chance = torch.rand(3, 20000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one, two, all_of_them = (drawn(v, count, chance) for count in (1, 2, 5))
+    error = 4 * 0.5 / 20000**0.5  # four standard deviations of a frequency, at most
+    assert_close(one.mean(1), v[:, 0], atol=error)
+    assert ((two == 0.5).sum(0) == 2).all()
+    assert abs((two[0] == 0).double().mean().item() - (0.06 / 0.7 + 0.06 / 0.8)) < error
+    assert (all_of_them == 1 / 3).all()
+
+
+def test_fedsoft_of_selected_clients_is_their_plain_mean(tiny):
+    """Each cluster model is the mean of two personal models, another pair as rounds go on; all four: of everybody."""
+    sim, pairs = tiny.simulation(FedSoft(models=2, selected=2)), set()
+    for _ in range(6):
+        sim.round()
+        for centre in sim.server.rows:
+            means = {(i, j): (sim.own.row[i] + sim.own.row[j]) / 2 for i, j in itertools.combinations(range(4), 2)}
+            apart = {pair: (mean - centre).abs().max().item() for pair, mean in means.items()}
+            pairs.add(min(apart, key=apart.get))
+            assert min(apart.values()) < 1e-12
+    assert len(pairs) > 1
+    everybody = rounds(tiny.simulation(FedSoft(models=2, selected=4)), 1)
+    assert_close(everybody.server.rows, everybody.own.row.mean(0).expand(2, -1))
+    with pytest.raises(CoterieError, match="at least 1"):
+        tiny.simulation("fedsoft:selected=0")
 
 
 def test_fedsoft_counts_samples_every_other_round(tiny):
@@ -890,6 +987,53 @@ def test_a_newcomer_of_pfedhn_fits_its_embedding_only(tiny):
         assert torch.equal(admitted.tensors()[name][: len(t)], t), name
     mean = sim.method.rows(sim.server, sim.server.e.mean(0, keepdim=True))[0]
     assert loss(sim, 4, sim.row(4)) < loss(sim, 4, mean) - 1e-4
+
+
+def test_pfedhn_pc_by_hand(tiny):
+    """Bodies H(e_i) under heads that stay: SGD on both jointly, the server steps by SGD on the body's surrogate."""
+    sim = tiny.simulation(PFedHN(personal="head", hidden=6, depth=2, server_lr=0.3))
+    twin, body = Twin(sim.method, sim.server), sim.layout.columns("~head")
+    head = sim.layout.cut(sim.init.row, "head").expand(4, -1)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.3, momentum=0.9, weight_decay=1e-3)
+    for _ in range(3):
+        written = twin(torch.arange(4))
+        start = sim.layout.put(sim.layout.put(sim.init.row, "head", head), "~head", written.detach())
+        assert_close(rows(sim), start)
+        trained = local_rows(tiny, sim, start)
+        optimizer.zero_grad()
+        ((written.detach() - trained[:, body]) * written).sum(1).mean().backward()
+        optimizer.step()
+        sim.round()
+        head = sim.layout.cut(trained, "head")
+        assert_close(sim.own.row, head)
+        assert_close(sim.server.psi, twin.psi())
+        assert_close(sim.server.e, twin.e.detach())
+    assert registry.method("pfedhn:pc") == PFedHN(personal="head")
+
+
+def test_a_newcomer_of_pfedhn_pc_fits_its_embedding_and_then_its_head(tiny):
+    """The embedding under the initial head, by full gradient steps of autograd; then a round of the head alone."""
+    data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
+    sim = rounds(tiny.simulation(PFedHN(personal="head", hidden=6, depth=1, adapt=3), data=data), 2)
+    twin, body = Twin(sim.method, sim.server), sim.layout.columns("~head")
+    e = sim.server.e.mean(0)
+    x, y = data.client(4)
+    for _ in range(3):
+        e = e.detach().requires_grad_()
+        twin.e = nn.Parameter(torch.zeros(1, len(e), dtype=torch.float64))
+        z = twin.layers[0](e)
+        for layer in twin.layers[1:]:
+            z = layer(torch.relu(z)) if layer is not twin.layers[-1] else layer(z)
+        row = sim.layout.put(sim.init.row, "~head", z.detach())
+        net = sim.layout.load(copy.deepcopy(sim.init.module).double(), row)
+        F.cross_entropy(net(x), y).backward()
+        slope = torch.cat([dict(net.named_parameters())[entry.name].grad.flatten() for entry in sim.layout.entries])
+        (grad,) = torch.autograd.grad(z, e, slope[body])
+        e = e.detach() - 0.1 * grad
+    written = sim.method.rows(sim.server, e[None])[0]
+    start = sim.layout.put(sim.init.row, "~head", written)
+    expected = tiny.sgd(sim, 4, start, tiny.steps_of(int(data.sizes("train")[4]), 3), part="head")[0]
+    assert_close(sim.row(4), expected)
 
 
 def test_pfedhn_averages_buffers(tiny):

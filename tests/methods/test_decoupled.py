@@ -105,8 +105,8 @@ def test_fedper_round_by_hand(tiny):
 @pytest.mark.parametrize("model", ["mlp", "bn"])
 def test_fedrep_round_by_hand(tiny, model):
     """Head by SGD over the fixed body, then the body under the fixed head, twice so that heads differ."""
-    sim = tiny.simulation("fedrep", model)
-    assert (sim.method.head_epochs, sim.method.body_epochs) == (5, None)
+    sim = tiny.simulation("fedrep", model, epochs=2)  # of which the body takes its own one
+    assert (sim.method.head_epochs, sim.method.body_epochs) == (5, 1)
     for _ in range(2):
         fitted = sgd(tiny, sim, deployed(sim), "head", epochs=5)
         trained = sgd(tiny, sim, fitted, "~head", epochs=1)
@@ -207,6 +207,24 @@ def test_fedbabu_serves_the_shared_body_fine_tuned(tiny, part):
     expected = torch.stack([tiny.sgd(sim, i, start, steps[i], part=part)[0] for i in range(5)])
     assert_close(deployed(sim), expected)
     assert sim.evaluate().stages["served"].steps.tolist() == steps[:4]
+
+
+def test_pfllibs_fedbabu_fine_tunes_the_body_that_a_client_trained_last(tiny):
+    """Ten epochs from (phi_i, h_0) of the client's last round; who never took part has the body it was first sent."""
+    data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
+    sim = tiny.simulation("fedbabu:pfllib,validation=true", data=data, participation=0.5)
+    start = sim.init.row.expand(5, -1).clone()
+    for _ in range(2):
+        chosen = list(sim.selected(sim.rounds_done))
+        whole = sim.layout.put(sim.init.row, "~head", sim.server.row)
+        trained = sgd(tiny, sim, whole, "~head")
+        start[chosen] = trained[chosen]
+        sim.round()
+    start[4] = sim.layout.put(sim.init.row, "~head", sim.server.row)  # a newcomer's is the shared one
+    steps = [10 * tiny.steps_of(int(n), 3) for n in data.sizes("train")]
+    expected = torch.stack([tiny.sgd(sim, i, start[i], steps[i])[0] for i in range(5)])
+    assert_close(deployed(sim), expected)
+    assert registry.method("fedbabu:pfllib").published == "served"
 
 
 # -- FedBN ------------------------------------------------------------------------------------------------------------
@@ -332,7 +350,7 @@ def test_a_head_that_cannot_be_doubled_is_refused(tiny):
 def test_fedpac_of_one_client_without_prototypes_is_fedrep(tiny, model):
     """a = 1 and lam = 0: FedRep with one head epoch."""
     data = tiny.federation(sizes=(7,))
-    methods = ("fedpac:lam=0", "fedrep:head_epochs=1")
+    methods = ("fedpac:lam=0", "fedrep:head_epochs=1,body_epochs=none")
     one, two = (rounds(tiny.simulation(m, model, data=data, epochs=2), 3) for m in methods)
     assert_close(one.row(0), two.row(0))
 

@@ -104,9 +104,10 @@ def test_local_clients_do_not_see_each_other(tiny):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_fedprox_without_pull_is_fedavg(tiny, model):
-    """mu = 0 adds 0 to every gradient: bit for bit."""
-    tiny.same(tiny.after(3, "fedprox:mu=0", model), tiny.after(3, "fedavg", model))
+@pytest.mark.parametrize("method", ["fedprox:mu=0", "fedprox:pfllib,validation=true"])
+def test_fedprox_without_pull_is_fedavg(tiny, model, method):
+    """mu = 0 adds 0 to every gradient: bit for bit; PFLlib's program starts with that mu."""
+    tiny.same(tiny.after(3, method, model), tiny.after(3, "fedavg", model))
 
 
 @pytest.mark.parametrize("mu", [0.01, 1.0, 100.0])
@@ -174,6 +175,13 @@ def test_fine_tuning_the_head_leaves_the_body(tiny):
     assert_close(row, tiny.sgd(sim, 1, sim.server.row, 4, part="head")[0])
 
 
+def test_fine_tuning_at_a_rate_of_its_own(tiny):
+    """The server is FedAvg's; the copy takes two epochs of plain SGD at lr = 0.03, in the run's 0.1 it would differ."""
+    sim = rounds(tiny.simulation("fedavgft:lr=0.03,epochs=2"), 1)
+    assert torch.equal(sim.server.row, rounds(tiny.simulation("fedavg"), 1).server.row)
+    assert_close(sim.row(1), tiny.sgd(sim, 1, sim.server.row, 2 * 4, lr=0.03)[0])
+
+
 # -- IFCA -------------------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +209,31 @@ def test_ifca_round_by_hand(tiny):
         n = tensor(tiny.SIZES) * (choice == k)
         expected = n @ trained / n.sum() if n.sum() else before[k]
         assert_close(sim.server.rows[k], expected)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ifca_that_clusters_nothing_is_fedavg(tiny, model):
+    """clustered=none: the K models are one model, whoever chooses which, and its average is over everybody."""
+    one, two = (rounds(tiny.simulation(m, model), 3) for m in ("ifca:clustered=none", "fedavg"))
+    assert_close(one.server.rows, two.server.row.expand(3, -1))
+
+
+def test_ifca_with_shared_lower_layers_by_hand(tiny):
+    """clustered=head: the body is the n-weighted mean of all clients' SGD runs, a head that of its cluster's."""
+    sim = tiny.simulation("ifca:models=2,clustered=head", seed=2)
+    body, n, share = sim.layout.columns("~head"), tensor(tiny.SIZES), tensor(tiny.SIZES) / sum(tiny.SIZES)
+    for _ in range(2):
+        before = sim.server.rows.clone()
+        assert torch.equal(before[0, body], before[1, body])
+        assert not torch.equal(before[0], before[1])
+        choice = sim.method.local(tiny.cohort(sim), type(sim.server)(before.expand(4, -1, -1)), None)[0].choice
+        assert set(choice.tolist()) == {0, 1}
+        trained = local_rows(tiny, sim, before[choice])
+        sim.round()
+        for k in range(2):
+            mass = n * (choice == k)
+            expected = sim.layout.put(mass @ trained / mass.sum(), "~head", (share @ trained)[body])
+            assert_close(sim.server.rows[k], expected)
 
 
 def test_ifca_recovers_two_opposite_groups(tiny):

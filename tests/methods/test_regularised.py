@@ -194,9 +194,10 @@ def test_drift_correction_reaches_the_minimiser_that_fedavg_misses(tiny, method)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_ditto_without_pull_keeps_locals_models(tiny, model):
-    """lam = 0: the personal models are Local's bit for bit, half of the clients taking part."""
-    one, two = (rounds(tiny.simulation(m, model, participation=0.5), 4) for m in ("ditto:lam=0", "local"))
+@pytest.mark.parametrize("method", ["ditto:lam=0", "ditto:pfllib,validation=true"])
+def test_ditto_without_pull_keeps_locals_models(tiny, model, method):
+    """lam = 0, as in PFLlib's program: personal models are Local's bit for bit, half of the clients taking part."""
+    one, two = (rounds(tiny.simulation(m, model, participation=0.5), 4) for m in (method, "local"))
     assert torch.equal(one.own.row, two.own.row)
     assert torch.equal(served(one), served(two))
 
@@ -464,6 +465,22 @@ def test_pfedme_rounds_by_hand(tiny, weighted):
         assert_close(sim.server.row, expected)
 
 
+def test_pfedme_may_take_so_many_batches(tiny):
+    """20 batches are 20 local steps, on into further passes; 0.1 is the run's step size, as 20 steps of a run have."""
+    one, two = tiny.simulation("pfedme:batches=20"), tiny.simulation("pfedme", steps=20)
+    for sim in (one, two):
+        sim.round()
+    assert torch.equal(one.server.row, two.server.row)
+    w = v = one.init.row
+    x, y = one.federation.client(1)
+    one = tiny.simulation("pfedme:batches=20")
+    for chosen in tiny.batches(tiny.stream(one, 1), len(x), 3, 20):
+        for _ in range(5):
+            v = v - 0.01 * (gradient(one, v, x[chosen], y[chosen]) + 15 * (v - w))
+        w = w - 0.1 * 15 * (w - v)
+    assert_close(one.method.train(tiny.cohort(one), one.init.row.expand(4, -1))[1], w)
+
+
 def test_pfedmes_outer_step_of_size_1_is_the_personal_model(tiny):
     """lr lam = 1: w = v after each outer step, and with beta = 1 theta is the plain mean of the v_i."""
     method = PFedMe(lam=10.0, inner=2, inner_lr=0.05)
@@ -596,6 +613,25 @@ def test_feddyn_with_the_unsquared_norm_by_hand(tiny):
     assert registry.method("feddyn:pfllib") == FedDyn(1.0, None, 1, validation=False, published="served")
 
 
+def test_feddyn_without_the_square_by_hand(tiny):
+    """w <- w - lr (grad - g_i - alpha theta), what FL-bench's program descends; all else is FedDyn's."""
+    sim = tiny.simulation(FedDyn(alpha=0.6, clip=None, norm_power=0), epochs=2)
+    for _ in range(2):
+        theta, g, s = sim.server.row.clone(), sim.own.row.clone(), sim.server.tilt.clone()
+        ends = []
+        for i in range(4):
+            w = theta
+            for x, y in batches(tiny, sim, i):
+                w = w - 0.1 * (gradient(sim, w, x, y) - g[i] - 0.6 * theta)
+            ends.append(w)
+        moves = torch.stack(ends) - theta
+        s = s - 0.6 / 4 * moves.sum(0)
+        sim.round()
+        assert_close(sim.own.row, g - 0.6 * moves)
+        assert_close(sim.server.row, theta + moves.mean(0) - s / 0.6)
+    assert registry.method("feddyn:flbench") == FedDyn(0.1, 10.0, 0, validation=False)
+
+
 def test_feddyn_clips_each_step(tiny):
     """A step is at most lr * clip long."""
     sim = rounds(tiny.simulation("feddyn:clip=0.001,alpha=2", steps=1), 1)
@@ -612,8 +648,10 @@ def test_feddyn_refuses_what_it_cannot_do(tiny, method):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_moon_without_contrast_is_fedavg(tiny, model):
-    one, two = (rounds(tiny.simulation(m, model, epochs=2), 3) for m in ("moon:mu=0", "fedavg"))
+@pytest.mark.parametrize("method", ["moon:mu=0", "moon:pfllib,validation=true"])
+def test_moon_without_contrast_is_fedavg(tiny, model, method):
+    """mu = 0, as in PFLlib's program."""
+    one, two = (rounds(tiny.simulation(m, model, epochs=2), 3) for m in (method, "fedavg"))
     assert_close(one.server.row, two.server.row)
 
 
@@ -638,9 +676,26 @@ def test_moons_first_contrast_is_log_2(tiny, model):
     assert_close(with_contrast - plain, torch.full((4,), 3 * math.log(2), dtype=torch.float64))
 
 
-def test_moon_rounds_by_hand(tiny):
+def features(module, x):
+    """The input of the last layer: after two layers, or after the two and the three of a projection head."""
+    z = module[:2](x)
+    return module[2][:3](z) if isinstance(module[2], nn.Sequential) else z
+
+
+def test_moons_projection_head_is_a_part_of_the_body(tiny):
+    """4 -> 5 -> tanh, then 5 -> 5 -> ReLU -> 7 and the head 7 -> 3, which is all that belongs to the head."""
+    sim = tiny.simulation("moon:projection_head=7")
+    one, relu, two, head = sim.init.module[2]
+    assert [(m.in_features, m.out_features) for m in (one, two, head)] == [(5, 5), (5, 7), (7, 3)]
+    assert isinstance(relu, nn.ReLU)
+    assert sum(entry.size for entry in sim.layout.within("head")) == 7 * 3 + 3
+    assert sim.layout.size == (4 * 5 + 5) + (5 * 5 + 5) + (5 * 7 + 7) + (7 * 3 + 3)
+
+
+@pytest.mark.parametrize("width", [0, 7])
+def test_moon_rounds_by_hand(tiny, width):
     """CE + mu mean -log(e^(cos(z, z_g)/tau) / (e^(cos(z, z_g)/tau) + e^(cos(z, z_p)/tau))) with torch.optim."""
-    sim = tiny.simulation("moon:mu=2,tau=0.3", epochs=2)
+    sim = tiny.simulation(f"moon:mu=2,tau=0.3,projection_head={width}", epochs=2)
     last = sim.init.row.expand(4, -1)
     for _ in range(3):
         ends = []
@@ -649,7 +704,7 @@ def test_moon_rounds_by_hand(tiny):
             shared, old = (sim.layout.load(copy.deepcopy(sim.init.module).double(), row) for row in fixed)
 
             def objective(module, x, y, shared=shared, old=old):
-                z, z_g, z_p = (m[:2](x) for m in (module, shared, old))
+                z, z_g, z_p = (features(m, x) for m in (module, shared, old))
                 near, far = (F.cosine_similarity(z, other.detach()) / 0.3 for other in (z_g, z_p))
                 return F.cross_entropy(module(x), y) - 2 * (near.exp() / (near.exp() + far.exp())).log().mean()
 
@@ -753,7 +808,8 @@ def test_what_a_client_never_seen_gets(tiny):
 # -- variants that the conformance suite, which takes defaults, does not reach ----------------------------------------
 
 VARIANTS = ["scaffold:variate=gradient", "apfl:pfllib", "perfedavg:order=hessian_free", "perfedavg:order=exact",
-            "feddyn:pfllib", "fedmtl:pfllib"]
+            "feddyn:pfllib", "feddyn:flbench", "fedmtl:pfllib", "moon:projection_head=4", "fedbabu:pfllib",
+            "ifca:clustered=head", "fedsoft:selected=2", "pacfl:by_label=false", "fedamp:heur", "pfedhn:pc"]
 
 
 @pytest.mark.parametrize("model", ["dropout", "bn"])
