@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from by_hand import MODELS, assert_close, rounds, tensor
 from torch import nn
 
 from coterie import registry
@@ -28,26 +29,9 @@ from coterie.methods.pacfl import PACFL
 from coterie.methods.pfedhn import PFedHN
 from coterie.records import Models
 
-MODELS = ["mlp", "dropout", "bn"]
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def assert_close(found, expected, **tolerance):
-    torch.testing.assert_close(found, expected, **(EXACT | tolerance))
-
-
-def tensor(values):
-    return torch.tensor(values, dtype=torch.float64)
-
 
 def noise(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def rounds(sim, count):
-    for _ in range(count):
-        sim.round()
-    return sim
 
 
 def rows(sim):

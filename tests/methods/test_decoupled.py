@@ -9,6 +9,7 @@ from itertools import combinations
 import pytest
 import torch
 import torch.nn.functional as F
+from by_hand import MODELS, assert_close, rounds, tensor
 from torch import nn
 
 from coterie import registry, streams
@@ -22,23 +23,7 @@ from coterie.methods.fedrep import FedRep
 from coterie.methods.feduv import crowding, lacking_variance
 from coterie.models import ResNet18
 
-MODELS = ["mlp", "dropout", "bn"]
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
 SHARE = torch.tensor([7, 12, 1, 5], dtype=torch.float64) / 25  # of the tiny federation's clients
-
-
-def assert_close(found, expected, **tolerance):
-    torch.testing.assert_close(found, expected, **(EXACT | tolerance))
-
-
-def tensor(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def rounds(sim, count):
-    for _ in range(count):
-        sim.round()
-    return sim
 
 
 def deployed(sim):

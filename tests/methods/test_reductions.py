@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from by_hand import MODELS, assert_close, rounds, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,23 +17,6 @@ from coterie.cohort import Cohort
 from coterie.errors import CoterieError
 from coterie.methods.fedfew import FedFew, stch_set_weights
 from coterie.methods.fedprox import FedProx
-
-MODELS = ["mlp", "dropout", "bn"]
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def assert_close(found, expected, **tolerance):
-    torch.testing.assert_close(found, expected, **(EXACT | tolerance))
-
-
-def tensor(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def rounds(sim, count):
-    for _ in range(count):
-        sim.round()
-    return sim
 
 
 def local_rows(tiny, sim, start):

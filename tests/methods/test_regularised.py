@@ -11,6 +11,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from by_hand import MODELS, assert_close, rounds
 from torch import nn
 
 from coterie import registry
@@ -25,20 +26,8 @@ from coterie.methods.scaffold import SCAFFOLD
 from coterie.net import Given
 from coterie.records import Model
 
-MODELS = ["mlp", "dropout", "bn"]
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
 N = torch.tensor([7.0, 12.0, 1.0, 5.0], dtype=torch.float64)  # the clients' samples
 SHARE = N / N.sum()
-
-
-def assert_close(found, expected, **tolerance):
-    torch.testing.assert_close(found, expected, **(EXACT | tolerance))
-
-
-def rounds(sim, count):
-    for _ in range(count):
-        sim.round()
-    return sim
 
 
 def served(sim):
@@ -593,42 +582,35 @@ def test_feddyn_of_one_client_ends_in_its_minimiser(tiny):
     assert_close(sim.server.row, torch.linalg.solve(H[0], b[0]), rtol=1e-8, atol=1e-8)
 
 
-def test_feddyn_with_the_unsquared_norm_by_hand(tiny):
-    """w <- w - lr (grad - g_i + alpha/2 (w - theta) / |w - theta|), where 0 / 0 is 0; the PFLlib preset is this."""
-    sim = tiny.simulation(FedDyn(alpha=0.6, clip=None, norm_power=1), epochs=2)
+def away(w, theta):
+    """(w - theta) / |w - theta|, where 0 / 0 is 0."""
+    return torch.nn.functional.normalize(w - theta, dim=0)
+
+
+@pytest.mark.parametrize(
+    ("power", "pull"), [(1, lambda w, theta: 0.3 * away(w, theta)), (0, lambda w, theta: -0.6 * theta)]
+)
+def test_feddyn_with_other_pulls_by_hand(tiny, power, pull):
+    """w <- w - lr (grad - g_i + pull) with the gradient of alpha/2 |w - theta|, as PFLlib has it, or of
+    -alpha <w, theta>, what FL-bench's program descends; all else is FedDyn's."""
+    sim = tiny.simulation(FedDyn(alpha=0.6, clip=None, norm_power=power), epochs=2)
     for _ in range(2):
         theta, g, s = sim.server.row.clone(), sim.own.row.clone(), sim.server.tilt.clone()
         ends = []
         for i in range(4):
             w = theta
             for x, y in batches(tiny, sim, i):
-                far = (w - theta).norm()
-                w = w - 0.1 * (gradient(sim, w, x, y) - g[i] + (0.3 * (w - theta) / far if far > 0 else 0))
+                w = w - 0.1 * (gradient(sim, w, x, y) - g[i] + pull(w, theta))
             ends.append(w)
         moves = torch.stack(ends) - theta
         s = s - 0.6 / 4 * moves.sum(0)
         sim.round()
         assert_close(sim.own.row, g - 0.6 * moves)
         assert_close(sim.server.row, theta + moves.mean(0) - s / 0.6)
+
+
+def test_feddyns_presets_are_the_programs_above():
     assert registry.method("feddyn:pfllib") == FedDyn(1.0, None, 1, validation=False, published="served")
-
-
-def test_feddyn_without_the_square_by_hand(tiny):
-    """w <- w - lr (grad - g_i - alpha theta), what FL-bench's program descends; all else is FedDyn's."""
-    sim = tiny.simulation(FedDyn(alpha=0.6, clip=None, norm_power=0), epochs=2)
-    for _ in range(2):
-        theta, g, s = sim.server.row.clone(), sim.own.row.clone(), sim.server.tilt.clone()
-        ends = []
-        for i in range(4):
-            w = theta
-            for x, y in batches(tiny, sim, i):
-                w = w - 0.1 * (gradient(sim, w, x, y) - g[i] - 0.6 * theta)
-            ends.append(w)
-        moves = torch.stack(ends) - theta
-        s = s - 0.6 / 4 * moves.sum(0)
-        sim.round()
-        assert_close(sim.own.row, g - 0.6 * moves)
-        assert_close(sim.server.row, theta + moves.mean(0) - s / 0.6)
     assert registry.method("feddyn:flbench") == FedDyn(0.1, 10.0, 0, validation=False)
 
 

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from by_hand import assert_close, tensor
 
 from coterie.layout import Entry, Layout
 from coterie.method import Uploads
 from coterie.methods.fedavg import FedAvg
 
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
 FLAT = Layout((Entry("w", (3,), 0, "parameter", "base", True),))
 N = torch.tensor([2, 6, 1, 3])
 UPLOADS = Uploads({}, torch.arange(4), N, N.double() / 12, 9, 0, FLAT)
 ROWS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-def assert_close(found, expected):
-    torch.testing.assert_close(found, expected, **EXACT)
-
-
-def tensor(values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def test_shares_in_clusters_are_those_of_the_clusters_samples():

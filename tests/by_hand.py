@@ -1,0 +1,22 @@
+"""What tests that compute a method's rounds by hand have in common."""
+
+import torch
+
+MODELS = ["mlp", "dropout", "bn"]
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def assert_close(found, expected, **tolerance):
+    """Equal up to the rounding of float64, unless told otherwise."""
+    torch.testing.assert_close(found, expected, **(EXACT | tolerance))
+
+
+def tensor(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def rounds(sim, count):
+    """The simulation after `count` more rounds."""
+    for _ in range(count):
+        sim.round()
+    return sim
