@@ -133,6 +133,16 @@ def _tree(apart: Tensor, how: str) -> Any:
     return linkage(apart.cpu().numpy()[np.triu_indices(len(apart), 1)], how)
 
 
+def chosen(rates: Tensor, count: int, chance: Tensor) -> Tensor:
+    """Weights `[m, K]`: 1 / count for `count` clients of each cluster, 0 for the rest; all of them where m is less.
+
+    `chance [m, K]` are uniform numbers: of clocks that ring at `rates [m, K]` the first `count` to ring are drawn one
+    after another without replacement, with probabilities proportional to the rates.
+    """
+    first = (-torch.log1p(-chance) / rates).argsort(0)[:count]
+    return torch.zeros_like(rates).scatter(0, first, 1 / len(first))
+
+
 # -- subspaces ---------------------------------------------------------------------------------------------------------
 
 

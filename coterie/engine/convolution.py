@@ -28,12 +28,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 @cache
 def available() -> bool:
-    """Whether Triton is there."""
+    """Whether Triton is there, and a GPU whose tensor cores know TF32 and bfloat16."""
     try:
         from coterie.engine import kernels  # noqa: F401
     except ImportError:
         return False
-    return True
+    return INTERPRETED or (torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0))
 
 
 def conv2d(

@@ -158,6 +158,7 @@ def _product(image: Tensor, weight: Tensor, bias: Tensor | None, window: Pair, s
     """`[P, B, H, W, C]` and `[P, N, R, S, C]` -> `[P, B, OY, OX, N]`, windows inside the image only."""
     models, batch = image.shape[:2]
     filters = weight.shape[1]
+    bias = bias if bias is None or bias.stride(1) == 1 else bias.contiguous()  # the kernel steps along a model's bias
     shape, constants = _windows(image, window, stride)
     out = torch.empty(models, batch, *shape, filters, dtype=image.dtype, device=image.device)
     pixels = batch * shape[0] * shape[1]

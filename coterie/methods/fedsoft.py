@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie import streams
+from coterie.algebra import chosen
 from coterie.cohort import Cohort, Init
 from coterie.errors import CoterieError
 from coterie.layout import Layout
@@ -42,16 +43,6 @@ def shares(u: Tensor, n: Tensor) -> Tensor:
     """v_is = u_is n_i / sum_j u_js n_j, `[m, K], [m] -> [m, K]` in float64."""
     mass = u.double() * n[:, None]
     return mass / mass.sum(0)
-
-
-def drawn(v: Tensor, count: int, chance: Tensor) -> Tensor:
-    """Weights `[m, K]` that are 1 / count for `count` clients of each cluster and 0 for the rest (all, if m is less).
-
-    `chance [m, K]` are uniform numbers: with clocks that ring at rates v the first `count` to ring are drawn one after
-    another without replacement, with probabilities proportional to v.
-    """
-    first = (-torch.log1p(-chance) / v).argsort(0)[:count]
-    return torch.zeros_like(v).scatter(0, first, 1 / len(first))
 
 
 def blend(u: Tensor, rows: Tensor) -> Tensor:
@@ -116,7 +107,7 @@ class FedSoft(FewModels, Personal):
         w, v = blend(up.u, server.rows.expand(len(up.u), -1, -1)) + up.offset, shares(up.u, up.n)
         if self.selected is not None:
             chance = streams.uniform(server.key, (up.population, self.models), torch.float64)
-            v = drawn(v, self.selected, chance[up.ids])
+            v = chosen(v, self.selected, chance[up.ids])
         return Drawing(self.recentre(server.rows, w, v, up.layout), streams.key(server.key, "next"))
 
     def report(self, server: Drawing, up: Uploads) -> dict[str, Tensor]:

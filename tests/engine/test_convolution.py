@@ -101,6 +101,16 @@ def test_convolutions_over_time_and_what_the_kernels_leave_to_pytorch(exact):
 
 
 @here
+def test_the_models_axis_may_be_any(exact):
+    """vmap hands over views whose models lie along another axis; a model's own numbers are then apart in memory."""
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(2, 3, 4, 6, 6, generator=generator), torch.randn(5, 4, 3, 3, 3, generator=generator)
+    b, axes = torch.randn(5, 3, generator=generator), (1, 4, 1)
+    given = [t.to(DEVICE) for t in (x, w, b)]
+    close([vmap(convolution.conv2d, axes)(*given)], [vmap(torch.conv2d, axes)(*given)])
+
+
+@here
 @pytest.mark.parametrize(("shape", "window"), [((3, 2, 4, 6, 6), 2), ((2, 3, 5, 7, 9), (2, 3))])
 def test_pooling_and_both_derivatives_are_those_of_pytorch(shape, window):
     """Also where values are equal (zeros after a ReLU) the first of them is chosen, and borders that no window reaches

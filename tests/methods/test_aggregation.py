@@ -14,7 +14,7 @@ from by_hand import MODELS, assert_close, rounds, tensor
 from torch import nn
 
 from coterie import registry
-from coterie.algebra import angles
+from coterie.algebra import angles, chosen
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.method import Uploads
@@ -23,7 +23,7 @@ from coterie.methods.cwfedavg import CwFedAvg, class_weights, norms
 from coterie.methods.fedala import FedALA, reweigh
 from coterie.methods.fedamp import FedAMP, attention, cosine_attention
 from coterie.methods.fedfomo import FedFomo, normalised, worth
-from coterie.methods.fedsoft import FedSoft, drawn, shares
+from coterie.methods.fedsoft import FedSoft, shares
 from coterie.methods.fesem import FeSEM
 from coterie.methods.pacfl import PACFL
 from coterie.methods.pfedhn import PFedHN
@@ -369,9 +369,9 @@ def test_fedala_by_hand(tiny):
         for i, n in enumerate(tiny.SIZES):
             x, y = sim.federation.client(i)
             own, shared = (sim.layout.cut(t, "head") for t in (sim.own.row[i], sim.server.row))
-            for chosen in tiny.batches(tiny.stream(sim, i, "ala"), n, 3, passes * tiny.steps_of(n, 3)):
+            for batch in tiny.batches(tiny.stream(sim, i, "ala"), n, 3, passes * tiny.steps_of(n, 3)):
                 net = module(sim, sim.layout.put(sim.server.row, "head", own + (shared - own) * w[i]))
-                F.cross_entropy(net(x[chosen]), y[chosen]).backward()
+                F.cross_entropy(net(x[batch]), y[batch]).backward()
                 gradient = torch.cat([net[2].weight.grad.flatten(), net[2].bias.grad])
                 w[i] = (w[i] - gradient * (shared - own)).clamp(0, 1)
             starts.append(sim.layout.put(sim.server.row, "head", own + (shared - own) * w[i]))
@@ -820,7 +820,7 @@ def test_fedsofts_draws_follow_the_clients_parts():
     the draws (1, 2) and (2, 1), v1 v2 / (1 - v1) + v2 v1 / (1 - v2) = 0.3 * 0.2 / 0.7 + 0.2 * 0.3 / 0.8."""
     v = tensor([[0.5], [0.3], [0.2]]).expand(3, 20000)
     chance = torch.rand(3, 20000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    one, two, all_of_them = (drawn(v, count, chance) for count in (1, 2, 5))
+    one, two, all_of_them = (chosen(v, count, chance) for count in (1, 2, 5))
     error = 4 * 0.5 / 20000**0.5  # four standard deviations of a frequency, at most
     assert_close(one.mean(1), v[:, 0], atol=error)
     assert ((two == 0.5).sum(0) == 2).all()
