@@ -54,6 +54,9 @@ class Training:
     """Most clients computed at once; 0 takes all."""
     engine: Literal["auto", "stack", "loop"] = "auto"
     """stack trains clients together, loop one after another; auto stacks whatever can be stacked."""
+    join: Literal["auto", "on", "off"] = "auto"
+    """Runs of a comparison that differ in seed, aggregator or numbers of the method: one stack (on) or one run after
+    another (off); auto joins them where the model is small enough for it to pay."""
     checkpoint_every: int = 10
     """Rounds between checkpoints."""
 

@@ -20,10 +20,11 @@ from coterie.engine.packing import IntArray
 from coterie.engine.stacked import Stacked
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
+from coterie.joint import Call, Work, alone
 from coterie.layout import Layout
 from coterie.method import Method, Uploads
 from coterie.net import Net, PerSample, Task
-from coterie.records import Nothing, Record
+from coterie.records import Nothing, Record, Upload
 
 ModelLike = nn.Module | Callable[[], nn.Module]
 
@@ -45,8 +46,9 @@ class Simulation:
 
     def __init__(
         self, method: Method, model: ModelLike, federation: Federation, training: Training, head: str | None = None,
-        loss: PerSample | None = None, choices: dict[str, Any] | None = None,
+        loss: PerSample | None = None, choices: dict[str, Any] | None = None, twin: Simulation | None = None,
     ) -> None:
+        """`twin` is a simulation of the same family of methods: its engine serves both where the module is the same."""
         self.method, self.training = method, training
         self.federation = federation if method.validation else federation.without_validation()
         self.device = _device(training.device)
@@ -57,11 +59,16 @@ class Simulation:
             self.federation.classes,
         )
         self.layout = self.init.layout
-        task = Task.of(federation.classes, loss)
-        net = Net(self.init.module, self.layout, task, bf16=training.precision == "bf16")
-        net.module.to(self.device)
-        self.choices = self._choose(net, choices or {})
-        self.engine = Stacked(net, self.federation, self.device, self.dtype)
+        self.engine: Stacked
+        self.choices: dict[str, Any]
+        if twin is not None and twin.engine.net.fits(self.init.module):
+            self.choices, self.engine = dict(twin.choices), twin.engine
+        else:
+            task = Task.of(federation.classes, loss)
+            net = Net(self.init.module, self.layout, task, bf16=training.precision == "bf16")
+            net.module.to(self.device)
+            self.choices = self._choose(net, choices or {})
+            self.engine = Stacked(net, self.federation, self.device, self.dtype)
         self.population = self.federation.population
         self.check(method, self.population, self.layout)
         names = [streams.integer("client", name) for name in self.federation.names]
@@ -93,7 +100,7 @@ class Simulation:
         self.server: Record = self.method.start(self.init)
         self.buffers: Tensor | None = None  # [M, (K,) B], the clients' own, with buffers=local
         ids = np.arange(self.population)
-        self.server = self._admitted(self.server, ids)
+        self.server = alone(self._admitted(self.server, ids))
         joined = [self.method.join(self.cohort(wave), self._payload(self.server, wave)) for wave in self._waves(ids)]
         self.own = type(joined[0]).of(records.concatenate([one.tensors() for one in joined])).map(torch.clone)
         whole = any(t.shape[-1:] == (self.layout.size,) for t in self._payload(self.server, ids[:1]).tensors().values())
@@ -105,9 +112,15 @@ class Simulation:
 
     def round(self) -> Round:
         """One communication round."""
+        return alone(self.rounding())
+
+    def rounding(self) -> Work[Round]:
+        """One communication round; what its clients compute is asked for by `yield`."""
         t = self.rounds_done
         selected = self.selected(t)
-        answering = selected[self._chance(selected, t, "dropout") >= self.training.dropouts]
+        answering = selected
+        if self.training.dropouts:
+            answering = selected[self._chance(selected, t, "dropout") >= self.training.dropouts]
         work = self._straggling(answering, t)
         report: dict[str, Any] = {}
         down: dict[str, int] = {}
@@ -118,7 +131,7 @@ class Simulation:
                 place = np.searchsorted(answering, wave)
                 cohort = self.cohort(wave, None if work is None else work[place])
                 payload = self._payload(self.server, wave)
-                sent, state = self.method.local(cohort, payload, self._own(wave))
+                sent, state = yield Call(_local, self.method, cohort, (payload, self._own(wave)))
                 down, up = self._traffic(payload.tensors(), "down"), self._traffic(sent.tensors(), "up")
                 uploads.append(self._without_local_buffers(sent.tensors()))
                 states.append(state.tensors())
@@ -155,26 +168,34 @@ class Simulation:
 
     def evaluate(self) -> Evaluation:
         """Score all stages of the current state. Server and clients stay as they are."""
-        stages = self._stages(self.federation.seen, self.server, self._own, "")
+        return alone(self.evaluating())
+
+    def evaluating(self) -> Work[Evaluation]:
+        """`evaluate`; what its clients compute is asked for by `yield`."""
+        stages = yield from self._stages(self.federation.seen, self.server, "")
         unseen = self.federation.unseen
         if len(unseen):
-            server = self._admitted(self.server, unseen)
-            stages |= self._stages(unseen, server, None, "unseen_")
+            server = yield from self._admitted(self.server, unseen)
+            stages |= yield from self._stages(unseen, server, "unseen_")
         return Evaluation(self.rounds_done, stages)
 
     def row(self, client: int, adapted: bool = False) -> Tensor:
         """The row `[D]` that a client uses now; `adapted` trains it for the run's local epochs."""
         ids = np.array([client])
-        known = client < self.population
-        server = self.server if known else self._admitted(self.server, ids)
-        row, _ = self._deployed(ids, server, self._own if known else None, adapted)
-        return row[0]
+        newcomer = client >= self.population
+        server = alone(self._admitted(self.server, ids)) if newcomer else self.server
+        cohort, payload = self.cohort(ids), self._payload(server, ids)
+        mine = self.method.join(cohort, payload) if newcomer else self._own(ids)
+        row: Tensor = self.method.deploy(cohort, payload, mine)
+        return cohort.train(row)[0] if adapted else row[0]
 
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def selected(self, t: int) -> IntArray:
         """The clients asked in round t: those with the smallest draws, so the set does not depend on their order."""
         count = max(1, round(self.training.participation * self.population))
+        if count == self.population:
+            return np.arange(count)
         draws = self._chance(np.arange(self.population), t, "participate")
         return np.sort(np.argsort(draws, kind="stable")[:count])
 
@@ -218,11 +239,11 @@ class Simulation:
 
     # -- what travels ----------------------------------------------------------------------------------------------
 
-    def _admitted(self, server: Record, ids: IntArray) -> Record:
+    def _admitted(self, server: Record, ids: IntArray) -> Work[Record]:
         hello = self.method.hello(server)
-        told = [
-            self.method.introduce(self.cohort(wave), records.spread(hello, len(wave))) for wave in self._waves(ids)
-        ]
+        told = []
+        for wave in self._waves(ids):
+            told.append((yield Call(_introduce, self.method, self.cohort(wave), (records.spread(hello, len(wave)),))))
         introductions = type(told[0]).of(records.concatenate([one.tensors() for one in told]))
         admitted: Record = self.method.admit(server, torch.from_numpy(ids).to(self.device), introductions)
         return admitted
@@ -266,33 +287,19 @@ class Simulation:
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
-    def _stages(
-        self, ids: IntArray, server: Record, own: Callable[[IntArray], Record] | None, prefix: str
-    ) -> dict[str, Scores]:
-        two = ("served", "adapted")
-        return {f"{prefix}{stage}": self._scores(ids, server, own, stage == "adapted") for stage in two}
-
-    def _deployed(
-        self, ids: IntArray, server: Record, own: Callable[[IntArray], Record] | None, adapted: bool
-    ) -> tuple[Tensor, Cohort]:
-        cohort = self.cohort(ids)
-        payload = self._payload(server, ids)
-        mine = own(ids) if own is not None else self.method.join(cohort, payload)
-        row = self.method.deploy(cohort, payload, mine)
-        return (cohort.train(row) if adapted else row), cohort
-
-    def _scores(
-        self, ids: IntArray, server: Record, own: Callable[[IntArray], Record] | None, adapted: bool
-    ) -> Scores:
-        test: list[dict[str, Tensor]] = []
-        val: list[dict[str, Tensor]] = []
-        spent: list[IntArray] = []
-        has_val = self.engine.sizes(ids, "val") > 0
+    def _stages(self, ids: IntArray, server: Record, prefix: str) -> Work[dict[str, Scores]]:
+        found: list[dict[str, Measured]] = []
         for wave in self._waves(ids):
-            row, cohort = self._deployed(wave, server, own, adapted)
-            test.append(cohort.measure(row, "test"))
-            val.append(cohort.measure(row, "val"))
-            spent.append(cohort.spent)
+            cohort, payload = self.cohort(wave), self._payload(server, wave)
+            if prefix:
+                found.append((yield Call(_score_newcomers, self.method, cohort, (payload,))))
+            else:
+                found.append((yield Call(_score, self.method, cohort, (payload, self._own(wave)))))
+        return {f"{prefix}{stage}": self._scores(ids, [one[stage] for one in found]) for stage in found[0]}
+
+    def _scores(self, ids: IntArray, found: list[Measured]) -> Scores:
+        test, val, spent = zip(*found, strict=True)
+        has_val = self.engine.sizes(ids, "val") > 0
         seen = {name: t.double().cpu().numpy() for name, t in records.concatenate(test).items()}
         chosen = {name: t.double().cpu().numpy() for name, t in records.concatenate(val).items()}
         held = {name: np.where(has_val, t, np.nan) for name, t in chosen.items()}
@@ -359,6 +366,33 @@ class Simulation:
         if reason is not None:
             chosen["reason"] = f"the model cannot be stacked: {reason}"
         return chosen
+
+
+# -- what clients compute: `function(method, cohort, *records)`, see `coterie.joint` -----------------------------------
+
+Measured = tuple[dict[str, Tensor], dict[str, Tensor], IntArray]
+"""One stage of some clients: metrics `[C]` on test and on validation data, and the steps spent on the model `[C]`."""
+
+
+def _introduce(method: Method, cohort: Cohort, hello: Record) -> Upload:
+    return method.introduce(cohort, hello)
+
+
+def _local(method: Method, cohort: Cohort, payload: Record, mine: Record) -> tuple[Upload, Record]:
+    return method.local(cohort, payload, mine)
+
+
+def _score(method: Method, cohort: Cohort, payload: Record, mine: Record) -> dict[str, Measured]:
+    row = method.deploy(cohort, payload, mine)
+    found: dict[str, Measured] = {}
+    for stage in ("served", "adapted"):
+        row = cohort.train(row) if stage == "adapted" else row
+        found[stage] = (cohort.measure(row, "test"), cohort.measure(row, "val"), cohort.spent)
+    return found
+
+
+def _score_newcomers(method: Method, cohort: Cohort, payload: Record) -> dict[str, Measured]:
+    return _score(method, cohort, payload, method.join(cohort, payload))
 
 
 def _device(name: str) -> torch.device:
