@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from coterie import records, streams
@@ -94,13 +94,16 @@ class Stack(Generic[T]):
 
     `most` is the number of clients computed at once at most (a single run's are never cut here). A run that fails
     stops the others, by calling `stop`, at the end of their round; the first failure is then raised. Joined work that
-    fails is done run by run from then on, and the reason is kept in `apart`.
+    fails is done run by run from then on, and the reason is kept in `apart`. So is work that mixes clients, such as
+    `payload.row[0]` for all of them: of each kind, the first is also done with the first run's inputs all NaN, which
+    must not reach the others.
     """
 
     def __init__(self, most: int, stop: Callable[[], None] = lambda: None) -> None:
         self.most, self.stop = most, stop
         self.apart: dict[Hashable, Exception] = {}
         self.joined = 0  # calls that were computed together so far
+        self._tried: set[Hashable] = set()
 
     def run(self, runs: Sequence[Work[T]]) -> list[T]:
         """All runs to their end; their results in order."""
@@ -121,15 +124,15 @@ class Stack(Generic[T]):
         for number, run in enumerate(runs):
             go_on(number, partial(next, run))
         while waiting:
-            for numbers in self._groups(waiting):
-                answers = self._answers([waiting[number] for number in numbers])
+            for kind, numbers in self._groups(waiting):
+                answers = self._answers(kind, [waiting[number] for number in numbers])
                 for number, answer in zip(numbers, answers, strict=True):
                     go_on(number, answer(runs[number]))
         if failures:
             raise failures[0]
         return [ended[number] for number in range(len(runs))]
 
-    def _groups(self, waiting: Mapping[int, Request]) -> list[list[int]]:
+    def _groups(self, waiting: Mapping[int, Request]) -> list[tuple[Hashable, list[int]]]:
         """The runs that are furthest behind, by the kind of work they ask for, at most `most` clients together."""
         behind = min(request.round for request in waiting.values())
         kinds: dict[Hashable, list[list[int]]] = {}
@@ -144,25 +147,35 @@ class Stack(Generic[T]):
                 room[kind] = self.most
             groups[-1].append(number)
             room[kind] -= clients
-        return [group for groups in kinds.values() for group in groups]
+        return [(kind, group) for kind, groups in kinds.items() for group in groups]
 
-    def _answers(self, requests: list[Request]) -> list[Callable[[Work[T]], Callable[[], Request]]]:
+    def _answers(self, kind: Hashable, requests: list[Request]) -> list[Callable[[Work[T]], Callable[[], Request]]]:
         """What each run goes on with: its answer, or the error that its work raised."""
         first = requests[0]
         if isinstance(first, Settle):
             first.compute()
             return [partial(_answer, len(requests))] * len(requests)
         calls = [request for request in requests if isinstance(request, Call)]
-        kind = _kind(first)
         if len(calls) > 1 and kind not in self.apart:
             try:
+                poisoned = _together(calls, poison=True) if kind not in self._tried else None
                 answers = _together(calls)
+                if poisoned is not None and _spread_of_nan(answers[1:]) != _spread_of_nan(poisoned[1:]):
+                    raise CoterieError("clients read what was sent to clients of another run.")
+                self._tried.add(kind)
             except Exception as reason:
                 self.apart[kind] = reason
             else:
                 self.joined += len(calls)
                 return [partial(_answer, answer) for answer in answers]
-        return [_done_or_failed(call) for call in calls]
+        if all(call.method == calls[0].method for call in calls):
+            return [_done_or_failed(call) for call in calls]
+        found: dict[int, Callable[[Work[T]], Callable[[], Request]]] = {}  # the seeds of each method may still fit
+        for method in dict.fromkeys(call.method for call in calls):
+            places = [place for place, call in enumerate(calls) if call.method == method]
+            parts = self._answers((kind, method), [calls[place] for place in places])
+            found |= dict(zip(places, parts, strict=True))
+        return [found[place] for place in range(len(calls))]
 
 
 def _answer(answer: Any, work: Work[T]) -> Callable[[], Request]:
@@ -183,8 +196,10 @@ def _done_or_failed(call: Call) -> Callable[[Work[T]], Callable[[], Request]]:
 # -- which work fits together -----------------------------------------------------------------------------------------
 
 
-def family(method: Method) -> Hashable:
+@cache
+def family(method: Hashable) -> Hashable:
     """Methods with the same family differ in the aggregator and in numbers at most, and train the same module."""
+    assert isinstance(method, Method)
     cls: Any = type(method)
     free = {"aggregator", *(_numbers(cls) if cls.wrap is Method.wrap else ())}
     kept = ((f.name, getattr(method, f.name)) for f in fields(method))
@@ -207,18 +222,20 @@ def _kind(request: Request) -> Hashable:
     )
     return (
         request.function, family(request.method), id(cohort._engine), cohort._local, cohort._frozen_buffers,
-        cohort._work is None, shapes,
+        cohort._work is None, cohort.round == 0, shapes,  # in round 0 methods may do what they do never again
     )
 
 
 # -- one cohort of several runs ---------------------------------------------------------------------------------------
 
 
-def _together(calls: Sequence[Call]) -> list[Any]:
-    """The answers of several calls of one kind, computed as one."""
+def _together(calls: Sequence[Call], poison: bool = False) -> list[Any]:
+    """The answers of several calls of one kind, computed as one; `poison` makes the first one's inputs NaN."""
     method, values = _common(calls)
     cohort = Joined([call.cohort for call in calls], method, values)
-    pairs = zip(*(call.records for call in calls), strict=True)
+    pairs = list(zip(*(call.records for call in calls), strict=True))
+    if poison:
+        pairs = [(parts[0].map(_poisoned), *parts[1:]) for parts in pairs]
     inputs = [type(parts[0]).of(records.concatenate([part.tensors() for part in parts])) for parts in pairs]
     out = calls[0].function(method, cohort, *inputs)
     answers, first = [], 0
@@ -253,6 +270,19 @@ def _cut(value: Any, where: slice) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_cut(inner, where) for inner in value)
     return None if value is None else value[where]
+
+
+def _poisoned(t: Tensor) -> Tensor:
+    return torch.full_like(t, torch.nan) if t.is_floating_point() else t
+
+
+def _spread_of_nan(value: Any) -> list[int]:
+    """How many numbers of each tensor are not numbers."""
+    if isinstance(value, Record | Upload):
+        return _spread_of_nan(value.tensors())
+    if isinstance(value, dict | tuple | list):
+        return [n for inner in (value.values() if isinstance(value, dict) else value) for n in _spread_of_nan(inner)]
+    return [int(value.isnan().sum())] if isinstance(value, Tensor) else []
 
 
 class Varying:
@@ -362,6 +392,8 @@ def pays(simulation: Simulation) -> tuple[bool, str]:
         return training.join == "on", f"join={training.join}"
     if not engine.net.stacked:
         return False, "the model is not stacked"
+    if engine.device.type == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in engine.net.module.modules()):
+        return False, "convolutions on a CPU"  # a stack of them takes as long as one after another
     flop, most = step_flop(simulation), PAYS[engine.device.type]
     wanted = flop <= most
     return wanted, f"a step of all clients takes {flop:.1e} FLOP, {'at most' if wanted else 'more than'} {most:.0e}"

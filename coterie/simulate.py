@@ -75,6 +75,7 @@ class Simulation:
         self._names = np.array(names, dtype=np.int64)
         none = np.zeros((len(names), 0), dtype=np.int64)
         self._histogram = self.federation.histogram("train") if federation.classes else none
+        self._indices: dict[bytes, Tensor] = {}
         self.rounds_done = 0
         self._begin()
 
@@ -139,7 +140,7 @@ class Simulation:
             self._keep(answering, records.concatenate(states), left)
             n = torch.from_numpy(self.engine.sizes(answering, "train")).to(self.device)
             merged = Uploads(
-                records.concatenate(uploads), torch.from_numpy(answering).to(self.device), n, n.double() / n.sum(),
+                records.concatenate(uploads), self._index(answering), n, n.double() / n.sum(),
                 self.population, t, self.layout,
             )
             report = self._conflicts(merged.tensors, t) | {
@@ -222,12 +223,21 @@ class Simulation:
             self._names[ids], work, training.buffers == "server",
         )
 
+    def _index(self, ids: IntArray) -> Tensor:
+        """Client numbers on the device; those used last are kept there, because everybody's often are."""
+        key = ids.tobytes()
+        if key not in self._indices:
+            if len(self._indices) > 4:
+                self._indices.clear()
+            self._indices[key] = torch.from_numpy(ids).to(self.device)
+        return self._indices[key]
+
     def _own(self, ids: IntArray) -> Record:
-        index = torch.from_numpy(ids).to(self.device)
+        index = self._index(ids)
         return self.own.map(lambda t: t[index])
 
     def _keep(self, ids: IntArray, states: dict[str, Tensor], left: list[Tensor | None]) -> None:
-        index = torch.from_numpy(ids).to(self.device)
+        index = self._index(ids)
         for name, table in self.own.tensors().items():
             table[index] = states[name]
         if self.training.buffers == "local" and self.layout.within("buffers") and left[0] is not None:
@@ -245,15 +255,15 @@ class Simulation:
         for wave in self._waves(ids):
             told.append((yield Call(_introduce, self.method, self.cohort(wave), (records.spread(hello, len(wave)),))))
         introductions = type(told[0]).of(records.concatenate([one.tensors() for one in told]))
-        admitted: Record = self.method.admit(server, torch.from_numpy(ids).to(self.device), introductions)
+        admitted: Record = self.method.admit(server, self._index(ids), introductions)
         return admitted
 
     def _payload(self, server: Record, ids: IntArray) -> Record:
-        sent = self.method.send(server, torch.from_numpy(ids).to(self.device))
+        sent = self.method.send(server, self._index(ids))
         payload = records.spread(sent, len(ids))
         if self.buffers is None or ids.max() >= self.population:
             return payload
-        mine = self.buffers[torch.from_numpy(ids).to(self.device)]  # [C, (K,) B]
+        mine = self.buffers[self._index(ids)]  # [C, (K,) B]
 
         def receive(t: Tensor) -> Tensor:
             if t.shape[-1:] != (self.layout.size,):
