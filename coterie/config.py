@@ -52,8 +52,9 @@ class Training:
     """Arithmetic of local training; rows are kept in float32 (float64 with float64)."""
     wave: int = 0
     """Most clients computed at once; 0 takes all."""
-    engine: Literal["auto", "stack", "loop"] = "auto"
-    """stack trains clients together, loop one after another; auto stacks whatever can be stacked."""
+    engine: Literal["auto", "direct", "stack", "loop"] = "auto"
+    """stack trains clients together, loop one after another; direct is a stack whose plain training is differentiated
+    by hand, for chains of layers. auto takes direct where it can, and the faster of the other two elsewhere."""
     checkpoint_every: int = 10
     """Rounds between checkpoints."""
 

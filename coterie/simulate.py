@@ -16,6 +16,7 @@ from coterie.algebra import cosines, opposing
 from coterie.cohort import Cohort, Init, Local
 from coterie.config import Training
 from coterie.data import Federation
+from coterie.engine.direct import Chain
 from coterie.engine.packing import IntArray
 from coterie.engine.stacked import Stacked
 from coterie.errors import CoterieError
@@ -61,7 +62,8 @@ class Simulation:
         net = Net(self.init.module, self.layout, task, bf16=training.precision == "bf16")
         net.module.to(self.device)
         self.choices = self._choose(net, choices or {})
-        self.engine = Stacked(net, self.federation, self.device, self.dtype)
+        chain = Chain.of(net, self.federation.x, self.device, self.dtype) if "direct" in self.choices else None
+        self.engine = Stacked(net, self.federation, self.device, self.dtype, chain=chain)
         self.population = self.federation.population
         self.check(method, self.population, self.layout)
         names = [streams.integer("client", name) for name in self.federation.names]
@@ -355,10 +357,27 @@ class Simulation:
             net.stacked = False
         if "engine" in choices:
             net.stacked = choices["engine"] == "stack"
-        chosen = {"engine": "stack" if net.stacked else "loop"}
+        chosen: dict[str, Any] = {"engine": "stack" if net.stacked else "loop"}
+        if self._directly(net, choices):
+            chosen["direct"] = True
         if reason is not None:
             chosen["reason"] = f"the model cannot be stacked: {reason}"
         return chosen
+
+
+    def _directly(self, net: Net, choices: dict[str, Any]) -> bool:
+        """Whether plain training differentiates the model by hand."""
+        if choices:
+            return bool(choices.get("direct"))
+        if self.training.engine in ("stack", "loop"):
+            return False
+        found = Chain.of(net, self.federation.x, self.device, self.dtype) is not None
+        if self.training.engine == "direct" and not found:
+            raise CoterieError(
+                "engine=direct needs a chain of linear layers, convolutions, ReLU and max pooling (convolutions on a "
+                "GPU in tf32 or bf16 only); use engine=auto."
+            )
+        return found
 
 
 def _device(name: str) -> torch.device:

@@ -18,6 +18,7 @@ from torch.func import vmap
 from coterie import streams
 from coterie.data import Federation
 from coterie.engine.capture import Pool, Steps, identity
+from coterie.engine.direct import Chain, Target
 from coterie.engine.memory import keep_freed
 from coterie.engine.packing import IntArray, Plan, pack, steps_of
 from coterie.errors import CoterieError
@@ -54,9 +55,11 @@ class Stacked:
     """Data on the device, the net, and the three primitives. A net that is not `stacked` runs slot by slot."""
 
     def __init__(
-        self, net: Net, federation: Federation, device: torch.device, dtype: torch.dtype, evaluation_batch: int = 512
+        self, net: Net, federation: Federation, device: torch.device, dtype: torch.dtype, evaluation_batch: int = 512,
+        chain: Chain | None = None,
     ) -> None:
         self.net = net
+        self.chain = chain
         self.layout: Layout = net.layout
         self.device = device
         self.dtype = dtype
@@ -65,6 +68,7 @@ class Stacked:
         self.x = federation.x.to(device, dtype if floating else None)
         self.y = federation.y.to(device, dtype if federation.y.is_floating_point() else None)
         self.bounds = federation.bounds
+        self.samples = chain.samples(self.x) if chain is not None else self.x
         self._programs: dict[Hashable, _Program] = {}
         self._plans: dict[Hashable, Plan] = {}
         self._pool = Pool() if device.type == "cuda" else None
@@ -104,7 +108,13 @@ class Stacked:
         trained = [entry for entry in self.layout.within(part) if entry.trainable]
         plan, keys = self._batches(ids, copies, work)
         key = ("train", identity(objective), identity(correct), clip, part, copies, plan.batch, _signature(given))
-        program = self._program(key, lambda: _Sgd(self, trained, objective or default_objective, correct, clip), plan)
+
+        def build() -> _Program:
+            if self.chain is not None and objective is None:
+                return _Direct(self, self.chain, trained, correct, clip)
+            return _Sgd(self, trained, objective or default_objective, correct, clip)
+
+        program = self._program(key, build, plan)
         slots = rows.reshape(len(ids) * copies, -1)
         (out,), losses = program.run({"row": slots}, _repeat(given, copies), plan, keys, lr)
         return out.view(rows.shape), losses.view(rows.shape[:-1])
@@ -128,6 +138,34 @@ class Stacked:
     def total(self, ids: IntArray, fn: Sum, rows: Tensor, given: Tensors, split: Split) -> dict[str, Tensor]:
         """The sum over a split of `fn(net, row, batch, given)`, a tensor or a dictionary of such, `[C, (K,) ...]`."""
         identity(fn)
+
+        def sums(row: Tensor, index: Tensor, cut: Tensors) -> Tensors:
+            x, y, weight = self.gather(index)
+            keys = torch.zeros(len(index), dtype=torch.int64, device=self.device)
+            batch = Batch(x, y, weight, keys)
+            return self.each(lambda s, b, g: _named(fn(self.net, s["row"], b, g)), {"row": row}, (batch,), cut)
+
+        return self._summed(ids, sums, rows, given, split)
+
+    def measure(self, ids: IntArray, rows: Tensor, split: Split) -> dict[str, Tensor]:
+        """Sums over a split of the task's `loss` and, with classes, of right answers, `accuracy`; each `[C, (K)]`."""
+        chain = self.chain
+        if chain is None:
+            return self.total(ids, _measure, rows, {}, split)
+
+        def sums(row: Tensor, index: Tensor, cut: Tensors) -> Tensors:
+            x, y, weight = self.gather(index, self.samples)
+            outputs = chain.outputs(self.layout.views(row), x).flatten(0, 1)
+            found = _scores(self.net, outputs, y.flatten(0, 1), weight.flatten())
+            return {name: value.view(weight.shape).sum(1) for name, value in found.items()}
+
+        return self._summed(ids, sums, rows, {}, split)
+
+    def _summed(
+        self, ids: IntArray, sum_of: Callable[[Tensor, Tensor, Tensors], Tensors], rows: Tensor, given: Tensors,
+        split: Split,
+    ) -> dict[str, Tensor]:
+        """`sum_of(rows, index, given)` of one batch of each slot, added up over a split."""
         copies = rows.shape[1] if rows.ndim == 3 else 1
         plan = self._split_plan(ids, copies, split)
         order = torch.from_numpy(plan.order).to(self.device)
@@ -139,12 +177,7 @@ class Stacked:
         index = plan.index if len(plan.index) else torch.full((1, len(flat), 1), -1, device=self.device)
         with torch.no_grad():
             for step, active in enumerate(plan.active() or [len(flat)]):
-                x, y, weight = self.gather(index[step, :active])
-                keys = torch.zeros(active, dtype=torch.int64, device=self.device)
-                out = self.each(
-                    lambda s, b, g: _named(fn(self.net, s["row"], b, g)),
-                    {"row": flat[:active]}, (Batch(x, y, weight, keys),), {n: t[:active] for n, t in passed.items()},
-                )
+                out = sum_of(flat[:active], index[step, :active], {n: t[:active] for n, t in passed.items()})
                 for name, value in out.items():
                     if name not in sums:
                         sums[name] = value.new_zeros(len(flat), *value.shape[1:])
@@ -155,10 +188,10 @@ class Stacked:
 
     # -- shared machinery ------------------------------------------------------------------------------------------
 
-    def gather(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def gather(self, index: Tensor, samples: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """`[slots, B]` sample numbers -> x `[slots, B, ...]`, y `[slots, B, ...]`, weight `[slots, B]`."""
         real = torch.where(index < 0, ~index, index)
-        return self.x[real], self.y[real], (index >= 0).to(self.dtype)
+        return (self.x if samples is None else samples)[real], self.y[real], (index >= 0).to(self.dtype)
 
     def each(
         self, fn: Callable[[Tensors, Any, Given], Tensors], state: Tensors, batches: tuple[Batch, ...], given: Tensors
@@ -254,6 +287,19 @@ def _signature(tensors: Tensors) -> Hashable:
 
 def _repeat(given: Tensors, copies: int) -> dict[str, Tensor]:
     return {name: t.repeat_interleave(copies, 0) if copies > 1 else t for name, t in given.items()}
+
+
+def _scores(net: Net, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """Loss and, with classes, 1 for a right answer, of every sample `[B]`; 0 for padding."""
+    found = {"loss": net.task.loss(outputs, y) * weight}
+    if net.task.classes:
+        found["accuracy"] = (outputs.argmax(-1) == y).to(weight.dtype) * weight
+    return found
+
+
+def _measure(net: Net, row: Tensor, batch: Batch, given: Given) -> dict[str, Tensor]:
+    found = _scores(net, net(row, batch.x), batch.y, batch.weight)
+    return {name: value.sum() for name, value in found.items()}
 
 
 def _named(out: Any) -> Tensors:
@@ -409,7 +455,13 @@ class _Sgd(_Program):
         found = engine.each(one, {**trainable, **fixed}, (Batch(x, y, weight, keys),), given)
         loss = found.pop("")
         self.losses[:, where].index_copy_(0, place, loss.detach()[None].to(self.losses.dtype))
-        lr = self.lr if moving is None else self.lr * moving.to(self.lr.dtype)
+        self._move(trainable, found, given, self.lr if moving is None else self.lr * moving.to(self.lr.dtype))
+        for name, old in before.items():
+            assert moving is not None
+            fixed[name].copy_(torch.where(moving.view(-1, *(1,) * (old.ndim - 1)), fixed[name], old))
+
+    def _move(self, trainable: Tensors, found: Tensors, given: Tensors, lr: Tensor) -> None:
+        """`row <- row - lr * correct(gradient)`, clipped; `lr` is one number or one per slot `[slots]`."""
         gradients = [self._corrected(e, found[e.name], trainable[e.name], given) for e in self.trained]
         if self.clip is not None:
             squares = torch.stack([g.flatten(1).square().sum(1) if g.ndim > 1 else g.square() for g in gradients])
@@ -417,9 +469,6 @@ class _Sgd(_Program):
         for entry, gradient in zip(self.trained, gradients, strict=True):
             scale = lr if lr.ndim == 0 else lr.view(-1, *(1,) * len(entry.shape))
             trainable[entry.name].addcmul_(gradient, scale, value=-1)
-        for name, old in before.items():
-            assert moving is not None
-            fixed[name].copy_(torch.where(moving.view(-1, *(1,) * (old.ndim - 1)), fixed[name], old))
 
     def _corrected(self, entry: Entry, gradient: Tensor, value: Tensor, given: Tensors) -> Tensor:
         if self.correct is None:
@@ -430,6 +479,51 @@ class _Sgd(_Program):
             for n, t in given.items()
         }
         return vmap(lambda g, v, c: correct(g, v, Given(**c)))(gradient, value, cut)
+
+
+class _Direct(_Sgd):
+    """The same for the task's mean loss of a chain of layers, which knows its gradient (`direct`)."""
+
+    BLOCK = 1 << 24  # bytes of samples gathered at once on a host
+
+    def __init__(
+        self, engine: Stacked, chain: Chain, trained: list[Entry], correct: Correct | None, clip: float | None
+    ) -> None:
+        super().__init__(engine, trained, default_objective, correct, clip)
+        self.chain = chain
+
+    def _go(self, plan: Plan, prefixes: list[int]) -> None:
+        if self.engine.captures:
+            super()._go(plan, prefixes)
+            return
+        engine = self.engine
+        one = self.index[:1, :, : plan.batch].numel() * engine.x[0].numel() * engine.x.element_size()
+        block = max(1, self.BLOCK // max(one, 1))
+        for first in range(0, len(prefixes), block):
+            x, y, weight = engine.gather(self.index[first : first + block, : prefixes[first]], engine.samples)
+            target = self.chain.target(y, weight)
+            for step, prefix in enumerate(prefixes[first : first + block]):
+                near = slice(0, prefix)
+                loss = self._descend(near, x[step, near], target.at((step, near)), self.lr)
+                self.losses[first + step, near] = loss
+
+    def _advance(self, where: slice, index: Tensor, short: Short) -> None:
+        x, y, weight = self.engine.gather(index, self.engine.samples)
+        moving = self._moving(weight, short)
+        lr = self.lr if moving is None else self.lr * moving.to(self.lr.dtype)
+        loss = self._descend(where, x, self.chain.target(y, weight), lr)
+        self.losses[:, where].index_copy_(0, self._place(short), loss[None].to(self.losses.dtype))
+
+    def _descend(self, where: slice, x: Tensor, target: Target, lr: Tensor) -> Tensor:
+        """One step of these slots; returns their loss `[slots]` before it."""
+        tensors = self.engine.layout.views(self.state["row"][where])
+        trainable = {entry.name: tensors[entry.name] for entry in self.trained}
+        if self.correct is None and self.clip is None:
+            return self.chain.descend(tensors, x, target, -lr, trainable)
+        found = {name: torch.empty_like(t, memory_format=torch.contiguous_format) for name, t in trainable.items()}
+        loss = self.chain.descend(tensors, x, target, torch.ones_like(lr), found, keep=False)
+        self._move(trainable, found, {name: t[where] for name, t in self.given.items()}, lr)
+        return loss
 
 
 class _Custom(_Program):
