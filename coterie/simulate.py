@@ -16,6 +16,7 @@ from coterie.algebra import cosines, opposing
 from coterie.cohort import Cohort, Init, Local
 from coterie.config import Training
 from coterie.data import Federation
+from coterie.engine import trial
 from coterie.engine.direct import Chain
 from coterie.engine.packing import IntArray
 from coterie.engine.stacked import Stacked
@@ -50,6 +51,7 @@ class Simulation:
     ) -> None:
         self.method, self.training = method, training
         self.federation = federation if method.validation else federation.without_validation()
+        self.population = self.federation.population
         self.device = _device(training.device)
         self.dtype = torch.float64 if training.precision == "float64" else torch.float32
         _set_precision(training.precision)
@@ -64,7 +66,6 @@ class Simulation:
         self.choices = self._choose(net, choices or {})
         chain = Chain.of(net, self.federation.x, self.device, self.dtype) if "direct" in self.choices else None
         self.engine = Stacked(net, self.federation, self.device, self.dtype, chain=chain)
-        self.population = self.federation.population
         self.check(method, self.population, self.layout)
         names = [streams.integer("client", name) for name in self.federation.names]
         self._names = np.array(names, dtype=np.int64)
@@ -345,25 +346,32 @@ class Simulation:
 
     def _choose(self, net: Net, choices: dict[str, Any]) -> dict[str, Any]:
         """Stack or loop, decided once and kept with the run."""
-        first = self.federation.bounds[0, 0]
-        many = slice(first, first + 2) if len(self.federation.x) > first + 1 else slice(first, first + 1)
-        x, y = self.federation.x[many].to(self.device), self.federation.y[many].to(self.device)
-        x = x.to(self.dtype) if x.is_floating_point() else x
-        y = y.to(self.dtype) if y.is_floating_point() else y
+        x, y = self._samples(2)
         reason = net.probe(self.init.row, x, y)
         if self.training.engine == "stack" and reason is not None:
             raise CoterieError(f"the model cannot be stacked ({reason}); use engine=loop or engine=auto.")
-        if self.training.engine == "loop":
-            net.stacked = False
+        chosen: dict[str, Any] = {}
         if "engine" in choices:
             net.stacked = choices["engine"] == "stack"
-        chosen: dict[str, Any] = {"engine": "stack" if net.stacked else "loop"}
+            chosen |= {name: choices[name] for name in ("milliseconds",) if name in choices}
+        elif self.training.engine == "loop":
+            net.stacked = False
+        elif self.training.engine != "stack" and reason is None and self.device.type == "cpu" and self.population > 1:
+            took = trial.times(net, self.init.row, *self._samples(self.training.batch or len(self.federation.x)))
+            net.stacked = took["looped"] >= trial.CLEAR * took["stacked"]
+            chosen["milliseconds"] = took
+        chosen["engine"] = "stack" if net.stacked else "loop"
         if self._directly(net, choices):
             chosen["direct"] = True
         if reason is not None:
             chosen["reason"] = f"the model cannot be stacked: {reason}"
         return chosen
 
+    def _samples(self, count: int) -> tuple[Tensor, Tensor]:
+        """The first samples of the data, at most `count`."""
+        first = int(self.federation.bounds[0, 0])
+        x, y = (t[first : first + count].to(self.device) for t in (self.federation.x, self.federation.y))
+        return tuple(t.to(self.dtype) if t.is_floating_point() else t for t in (x, y))  # type: ignore[return-value]
 
     def _directly(self, net: Net, choices: dict[str, Any]) -> bool:
         """Whether plain training differentiates the model by hand."""

@@ -311,6 +311,8 @@ def _layers(module: nn.Module) -> list[Layer] | None:
     """The module's layers if it is a chain; None if its graph branches, draws, or has any other layer."""
     if any(m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
         return None
+    if type(module) is nn.Linear:
+        return [Dense("weight", "bias" if module.bias is not None else None)]
     try:
         graph = fx.symbolic_trace(module).graph
     except Exception:  # control flow that depends on the data, or whatever else the tracer does not follow

@@ -16,11 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 Pair = tuple[int, int]
-CONVOLVE = {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3}
+CONVOLVE = {"BM": 128, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}
 SHORT = {"BM": 64, "BN": 64, "BK": 128, "num_warps": 4, "num_stages": 2}  # pooled, a window is one step
 POOLED = {"BM": 64, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3}
 ACCUMULATE = {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 2}
-CORRELATE = {"BM": 64, "BN": 64, "BK": 128, "num_warps": 4, "num_stages": 3, "PROGRAMS": 1024}
+CORRELATE = {"BM": 64, "BN": 64, "BK": 128, "num_warps": 4, "num_stages": 3, "PROGRAMS": 512}
 
 
 @triton.jit
@@ -375,8 +375,8 @@ def windows_back(gradient: Tensor, weight: Tensor) -> Tensor:
 def windows_weight(
     image: Tensor, gradient: Tensor, border: Pair, window: Pair, padding: Pair, channels: int
 ) -> Tensor:
-    """The gradient of the weight, `[P, B, H, W, C]` and `[P, B, ..., N]` inside a border -> `[P, N, C, *window]`, of the
-    first `channels` of C; the others only fill up."""
+    """The gradient of the weight, `[P, B, H, W, C]` and `[P, B, ..., N]` inside a border -> `[P, N, C, *window]`, of
+    the first `channels` of C; the others only fill up."""
     found = _weight_gradient(_padded(image, padding), gradient, border, window, (1, 1))
     return found[..., :channels].movedim(-1, 2)
 
