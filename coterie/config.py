@@ -55,6 +55,10 @@ class Training:
     engine: Literal["auto", "direct", "stack", "loop"] = "auto"
     """stack trains clients together, loop one after another; direct is a stack whose plain training is differentiated
     by hand, for chains of layers. auto takes direct where it can, and the faster of the other two elsewhere."""
+    kernels: bool = True
+    """Convolutions of a stack by coterie's own GPU kernels (tf32 and bf16); false leaves them to PyTorch."""
+    capture: bool = True
+    """Steps on a GPU as CUDA graphs, captured once and replayed; false launches every operation from Python."""
     checkpoint_every: int = 10
     """Rounds between checkpoints."""
 

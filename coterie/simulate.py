@@ -16,7 +16,7 @@ from coterie.algebra import cosines, opposing
 from coterie.cohort import Cohort, Init, Local
 from coterie.config import Training
 from coterie.data import Federation
-from coterie.engine import trial
+from coterie.engine import convolution, trial
 from coterie.engine.direct import Chain
 from coterie.engine.packing import IntArray
 from coterie.engine.stacked import Stacked
@@ -52,9 +52,10 @@ class Simulation:
         self.method, self.training = method, training
         self.federation = federation if method.validation else federation.without_validation()
         self.population = self.federation.population
-        self.device = _device(training.device)
+        self.device = device(training.device)
         self.dtype = torch.float64 if training.precision == "float64" else torch.float32
         _set_precision(training.precision)
+        convolution.enabled = training.kernels
         self.init = Init(
             model, method.wrap, training.seed, head, self.dtype, self.device, self.federation.population,
             self.federation.classes,
@@ -65,7 +66,7 @@ class Simulation:
         net.module.to(self.device)
         self.choices = self._choose(net, choices or {})
         chain = Chain.of(net, self.federation.x, self.device, self.dtype) if "direct" in self.choices else None
-        self.engine = Stacked(net, self.federation, self.device, self.dtype, chain=chain)
+        self.engine = Stacked(net, self.federation, self.device, self.dtype, chain=chain, capture=training.capture)
         self.check(method, self.population, self.layout)
         names = [streams.integer("client", name) for name in self.federation.names]
         self._names = np.array(names, dtype=np.int64)
@@ -388,16 +389,17 @@ class Simulation:
         return found
 
 
-def _device(name: str) -> torch.device:
+def device(name: str) -> torch.device:
+    """The device of this name; auto takes CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
+        found = torch.device(name)
     except RuntimeError:
         raise CoterieError(f"unknown device '{name}'; use cpu, cuda, cuda:0, ... or auto.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if found.type == "cuda" and not torch.cuda.is_available():
         raise CoterieError("device=cuda was asked for but PyTorch sees no CUDA device; use device=cpu or auto.")
-    return device
+    return found
 
 
 def _set_precision(precision: str) -> None:

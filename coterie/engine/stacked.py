@@ -56,10 +56,11 @@ class Stacked:
 
     def __init__(
         self, net: Net, federation: Federation, device: torch.device, dtype: torch.dtype, evaluation_batch: int = 512,
-        chain: Chain | None = None,
+        chain: Chain | None = None, capture: bool = True,
     ) -> None:
         self.net = net
         self.chain = chain
+        self.capture = capture
         self.layout: Layout = net.layout
         self.device = device
         self.dtype = dtype
@@ -78,7 +79,7 @@ class Stacked:
     @property
     def captures(self) -> bool:
         """Whether steps become CUDA graphs; a module that cannot be stacked may ask the host, which a graph cannot."""
-        return self.device.type == "cuda" and self.net.stacked
+        return self.capture and self.device.type == "cuda" and self.net.stacked
 
     def sizes(self, ids: IntArray, split: Split) -> IntArray:
         first = ("train", "val", "test").index(split)

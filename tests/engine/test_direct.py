@@ -227,7 +227,9 @@ def test_the_choice_is_kept_and_can_be_made(tiny):
         tiny.simulation(model="dropout", engine="direct")
 
 
-@pytest.mark.parametrize(("stacked", "looped", "engine"), [(2.0, 1.0, "loop"), (2.0, 1.9, "stack"), (1.0, 5.0, "stack")])
+@pytest.mark.parametrize(
+    ("stacked", "looped", "engine"), [(2.0, 1.0, "loop"), (2.0, 1.9, "stack"), (1.0, 5.0, "stack")]
+)
 def test_the_faster_of_stack_and_loop_is_taken_and_reported(tiny, monkeypatch, stacked, looped, engine):
     """One after another is chosen where it is clearly faster: below 0.8 of the stack's time, so not at 1.9 of 2."""
     took = {"models": 8, "stacked": stacked, "looped": looped}
