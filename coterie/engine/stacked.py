@@ -500,24 +500,28 @@ class _Direct(_Sgd):
         engine = self.engine
         one = self.index[:1, :, : plan.batch].numel() * engine.x[0].numel() * engine.x.element_size()
         block = max(1, self.BLOCK // max(one, 1))
+        whole = tensors = engine.layout.views(self.state["row"])
+        active = len(self.state["row"])
         for first in range(0, len(prefixes), block):
             x, y, weight = engine.gather(self.index[first : first + block, : prefixes[first]], engine.samples)
             target = self.chain.target(y, weight)
             for step, prefix in enumerate(prefixes[first : first + block]):
+                if prefix != active:
+                    tensors, active = {name: t[:prefix] for name, t in whole.items()}, prefix
                 near = slice(0, prefix)
-                loss = self._descend(near, x[step, near], target.at((step, near)), self.lr)
+                loss = self._descend(tensors, near, x[step, near], target.at((step, near)), self.lr)
                 self.losses[first + step, near] = loss
 
     def _advance(self, where: slice, index: Tensor, short: Short) -> None:
         x, y, weight = self.engine.gather(index, self.engine.samples)
         moving = self._moving(weight, short)
         lr = self.lr if moving is None else self.lr * moving.to(self.lr.dtype)
-        loss = self._descend(where, x, self.chain.target(y, weight), lr)
+        tensors = self.engine.layout.views(self.state["row"][where])
+        loss = self._descend(tensors, where, x, self.chain.target(y, weight), lr)
         self.losses[:, where].index_copy_(0, self._place(short), loss[None].to(self.losses.dtype))
 
-    def _descend(self, where: slice, x: Tensor, target: Target, lr: Tensor) -> Tensor:
-        """One step of these slots; returns their loss `[slots]` before it."""
-        tensors = self.engine.layout.views(self.state["row"][where])
+    def _descend(self, tensors: Tensors, where: slice, x: Tensor, target: Target, lr: Tensor) -> Tensor:
+        """One step of the slots with these tensors; returns their loss `[slots]` before it."""
         trainable = {entry.name: tensors[entry.name] for entry in self.trained}
         if self.correct is None and self.clip is None:
             return self.chain.descend(tensors, x, target, -lr, trainable)
