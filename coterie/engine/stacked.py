@@ -35,6 +35,10 @@ Short = tuple[int, int] | None
 """(step, samples) where one slot takes an incomplete batch at its true size; None for a step of the whole prefix."""
 
 
+PLANS_KEPT = 1 << 21
+"""Sample numbers (8 bytes each) in the plans for scoring that are kept from one evaluation to the next."""
+
+
 @dataclass(frozen=True)
 class Work:
     """How much local work: epochs or steps of which batch size, from which stream of randomness."""
@@ -66,7 +70,8 @@ class Stacked:
         self.y = federation.y.to(device, dtype if federation.y.is_floating_point() else None)
         self.bounds = federation.bounds
         self._programs: dict[Hashable, _Program] = {}
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[Hashable, Plan] = {}  # the one used last comes last
+        self._plans_hold = 0
         self._pool = Pool() if device.type == "cuda" else None
         if device.type == "cpu":
             keep_freed()
@@ -130,9 +135,11 @@ class Stacked:
         identity(fn)
         copies = rows.shape[1] if rows.ndim == 3 else 1
         plan = self._split_plan(ids, copies, split)
+        flat, passed = rows.reshape(len(ids) * copies, -1).contiguous(), _repeat(given, copies)
+        sorted_already = bool((plan.order[1:] > plan.order[:-1]).all())  # as when a batch holds everybody's split
         order = torch.from_numpy(plan.order).to(self.device)
-        flat = rows.reshape(len(ids) * copies, -1)[order]
-        passed = {name: t[order] for name, t in _repeat(given, copies).items()}
+        if not sorted_already:
+            flat, passed = flat[order], {name: t[order] for name, t in passed.items()}
         self.net.mode(training=False)
         sums: dict[str, Tensor] = {}
         # Where nobody has a sample, one that does not count tells the shapes of the sums, which are then 0.
@@ -150,8 +157,10 @@ class Stacked:
                         sums[name] = value.new_zeros(len(flat), *value.shape[1:])
                     if len(plan.index):
                         sums[name][:active] += value
-        back = torch.argsort(order)
-        return {name: value[back].view(*rows.shape[:-1], *value.shape[1:]) for name, value in sums.items()}
+        if not sorted_already:
+            back = torch.argsort(order)
+            sums = {name: value[back] for name, value in sums.items()}
+        return {name: value.view(*rows.shape[:-1], *value.shape[1:]) for name, value in sums.items()}
 
     # -- shared machinery ------------------------------------------------------------------------------------------
 
@@ -198,15 +207,20 @@ class Stacked:
         return plan, keys
 
     def _split_plan(self, ids: IntArray, copies: int, split: Split) -> Plan:
+        """Batches of a whole split; the plans used last are kept, as many as PLANS_KEPT numbers hold."""
         key = (split, copies, ids.tobytes())
-        if key not in self._plans:
-            if len(self._plans) > 64:
-                self._plans.clear()
+        plan = self._plans.pop(key, None)
+        if plan is None:
             slot = np.repeat(np.arange(len(ids)), copies)
             sizes, starts = self.sizes(ids, split)[slot], self.starts(ids, split)[slot]
             batch = min(self.evaluation_batch, max(int(sizes.max(initial=1)), 1))
-            self._plans[key] = pack(starts, sizes, batch, -(-sizes // batch), None, self.device)
-        return self._plans[key]
+            plan = pack(starts, sizes, batch, -(-sizes // batch), None, self.device)
+            self._plans_hold += plan.numbers
+            while self._plans and self._plans_hold > PLANS_KEPT:
+                oldest = self._plans.pop(next(iter(self._plans)))
+                self._plans_hold -= oldest.numbers
+        self._plans[key] = plan
+        return plan
 
     def _program(self, key: Hashable, build: Callable[[], _Program], plan: Plan) -> _Program:
         """The program for a key; rebuilt, and recaptured on CUDA, when the stack outgrows it."""
