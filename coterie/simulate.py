@@ -93,7 +93,7 @@ class Simulation:
     def _begin(self, wave: int | None) -> None:
         """The server starts; every training client introduces itself, is admitted and joins, at round 0.
 
-        `wave` is how many clients a resumed run computes at once: sums over other waves would differ in their last bits.
+        `wave` is how many clients a resumed run computes at once: sums over other waves would differ in the last bits.
         """
         self.server: Record = self.method.start(self.init)
         self._statistics: Store | None = None  # the clients' own buffers, with buffers=local

@@ -174,7 +174,7 @@ def test_two_thousand_clients_and_one_in_a_hundred_a_round(tiny):
 
 
 def test_the_layers_outputs_are_counted(tiny):
-    """4 -> 5 -> tanh -> 3 leaves 5 + 5 + 3 = 13 numbers, at most 5 at once; a model without layers leaves its output."""
+    """4 -> 5 -> tanh -> 3 leaves 5 + 5 + 3 = 13 numbers, at most 5 at once; a single layer leaves its output."""
     sim = tiny.simulation()
     assert waves.activations(sim.engine.net, sim.init.row, sim.engine.x[:1]) == (13, 5)
     alone = tiny.simulation(model=lambda: nn.Linear(4, 3))
