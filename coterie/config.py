@@ -51,7 +51,11 @@ class Training:
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
     """Arithmetic of local training; rows are kept in float32 (float64 with float64)."""
     wave: int = 0
-    """Most clients computed at once; 0 takes all."""
+    """Most clients computed at once; 0 takes as many as free memory allows, up to 256."""
+    state: Literal["auto", "device", "host", "disk"] = "auto"
+    """Where the clients' own states are kept: with the computation, in host memory, or in files of the temporary folder
+    (TMPDIR). auto takes the device when everybody takes part each round and a quarter of its free memory holds them,
+    otherwise the host, and the disk when half of the free host memory does not."""
     engine: Literal["auto", "direct", "stack", "loop"] = "auto"
     """stack trains clients together, loop one after another; direct is a stack whose plain training is differentiated
     by hand, for chains of layers. auto takes direct where it can, and the faster of the other two elsewhere."""

@@ -36,6 +36,10 @@ Short = tuple[int, int] | None
 """(step, samples) where one slot takes an incomplete batch at its true size; None for a step of the whole prefix."""
 
 
+PLANS_KEPT = 1 << 21
+"""Sample numbers (8 bytes each) in the plans for scoring that are kept from one evaluation to the next."""
+
+
 @dataclass(frozen=True)
 class Work:
     """How much local work: epochs or steps of which batch size, from which stream of randomness."""
@@ -71,7 +75,8 @@ class Stacked:
         self.bounds = federation.bounds
         self.samples = chain.samples(self.x) if chain is not None else self.x
         self._programs: dict[Hashable, _Program] = {}
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[Hashable, Plan] = {}  # the one used last comes last
+        self._plans_hold = 0
         self._pool = Pool() if device.type == "cuda" else None
         if device.type == "cpu":
             keep_freed()
@@ -169,9 +174,11 @@ class Stacked:
         """`sum_of(rows, index, given)` of one batch of each slot, added up over a split."""
         copies = rows.shape[1] if rows.ndim == 3 else 1
         plan = self._split_plan(ids, copies, split)
+        flat, passed = rows.reshape(len(ids) * copies, -1).contiguous(), _repeat(given, copies)
+        sorted_already = bool((plan.order[1:] > plan.order[:-1]).all())  # as when a batch holds everybody's split
         order = torch.from_numpy(plan.order).to(self.device)
-        flat = rows.reshape(len(ids) * copies, -1)[order]
-        passed = {name: t[order] for name, t in _repeat(given, copies).items()}
+        if not sorted_already:
+            flat, passed = flat[order], {name: t[order] for name, t in passed.items()}
         self.net.mode(training=False)
         sums: dict[str, Tensor] = {}
         # Where nobody has a sample, one that does not count tells the shapes of the sums, which are then 0.
@@ -184,8 +191,10 @@ class Stacked:
                         sums[name] = value.new_zeros(len(flat), *value.shape[1:])
                     if len(plan.index):
                         sums[name][:active] += value
-        back = torch.argsort(order)
-        return {name: value[back].view(*rows.shape[:-1], *value.shape[1:]) for name, value in sums.items()}
+        if not sorted_already:
+            back = torch.argsort(order)
+            sums = {name: value[back] for name, value in sums.items()}
+        return {name: value.view(*rows.shape[:-1], *value.shape[1:]) for name, value in sums.items()}
 
     # -- shared machinery ------------------------------------------------------------------------------------------
 
@@ -232,15 +241,20 @@ class Stacked:
         return plan, keys
 
     def _split_plan(self, ids: IntArray, copies: int, split: Split) -> Plan:
+        """Batches of a whole split; the plans used last are kept, as many as PLANS_KEPT numbers hold."""
         key = (split, copies, ids.tobytes())
-        if key not in self._plans:
-            if len(self._plans) > 64:
-                self._plans.clear()
+        plan = self._plans.pop(key, None)
+        if plan is None:
             slot = np.repeat(np.arange(len(ids)), copies)
             sizes, starts = self.sizes(ids, split)[slot], self.starts(ids, split)[slot]
             batch = min(self.evaluation_batch, max(int(sizes.max(initial=1)), 1))
-            self._plans[key] = pack(starts, sizes, batch, -(-sizes // batch), None, self.device)
-        return self._plans[key]
+            plan = pack(starts, sizes, batch, -(-sizes // batch), None, self.device)
+            self._plans_hold += plan.numbers
+            while self._plans and self._plans_hold > PLANS_KEPT:
+                oldest = self._plans.pop(next(iter(self._plans)))
+                self._plans_hold -= oldest.numbers
+        self._plans[key] = plan
+        return plan
 
     def _program(self, key: Hashable, build: Callable[[], _Program], plan: Plan) -> _Program:
         """The program for a key; rebuilt, and recaptured on CUDA, when the stack outgrows it."""

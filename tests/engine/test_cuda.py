@@ -8,6 +8,7 @@ from torch import nn
 from coterie import registry
 from coterie.config import Training
 from coterie.data import Federation
+from coterie.engine import waves
 from coterie.records import Model
 from coterie.simulate import Simulation
 
@@ -67,3 +68,42 @@ def test_a_captured_inner_loop_equals_plain_training(build):
     rows = simulation.init.row.expand(cohort.size, -1).contiguous()
     for _ in range(2):  # the second time replays
         torch.testing.assert_close(cohort.loop(step, Model(rows)).row, cohort.train(rows), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.parametrize(("spec", "build", "buffers"), [("ditto", dropping, "average"), ("apfl", plain, "average"),
+                                                        ("fedavg", normalising, "local")])
+def test_states_away_from_the_device_are_the_same_bits(spec, build, buffers, place):
+    """Copies change nothing: states fetched ahead, also across rounds in which some of the same clients train."""
+    options = {"participation": 0.8, "wave": 2, "buffers": buffers, "rounds": 9}
+    expected, expected_scores = after(spec, build, "cuda", state="device", **options)
+    rows, scores = after(spec, build, "cuda", state=place, **options)
+    for name in expected:
+        assert torch.equal(rows[name], expected[name]), name
+    for name in expected_scores:
+        np.testing.assert_array_equal(scores[name], expected_scores[name])
+
+
+def test_a_wave_needs_no_more_than_was_estimated():
+    """Peak memory of rounds and an evaluation of 64 clients, the data not counted, is at most what the wave was
+    chosen by, and the estimate is not beyond ten times of it."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.standard_normal((30, 784)).astype(np.float32), rng.integers(0, 3, 30)) for _ in range(64)]
+    data = Federation.from_clients(clients, classes=3)
+
+    def wide() -> nn.Module:
+        return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 3))
+
+    warm = Simulation(registry.method("ditto"), wide, data, Training(device="cuda"))
+    warm.round()  # libraries take their workspaces
+    columns = warm.layout.size
+    del warm
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    simulation = Simulation(registry.method("ditto"), wide, data, Training(device="cuda", state="host"))
+    for _ in range(2):
+        simulation.round()
+    simulation.evaluate()
+    used = torch.cuda.max_memory_allocated() - before - simulation.engine.x.nbytes - simulation.engine.y.nbytes
+    estimate = 64 * waves.slot_bytes(columns, 784, (2 * 512 + 3, 512), 10, 20, 4)
+    assert estimate / 10 < used < estimate
