@@ -236,8 +236,7 @@ def measure(
         raise CoterieError(f"{case.method}: the two ways differ by {distance:.1e} after a round; nothing is timed.")
     load = work_of(case)
     floor = max(load["flop"] / rates[1], load["bytes"] / rates[0])
-    slow = case.built("float32", published=True)
-    slow.round()
+    slow = case.built("float32", published=True)  # `apart` has warmed it up
     base = timed(slow.round, case.device, published_rounds)
     del slow
     for precision in precisions:
