@@ -24,7 +24,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> 
     fresh = path.with_name(path.name + ".tmp")
     header = {"coterie": json.dumps({"format": FORMAT, **meta})}
     try:
-        save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, fresh, metadata=header)
+        save_file(_apart(tensors), fresh, metadata=header)
         _flush(fresh)
         os.replace(fresh, path)
         _flush(path.parent)
@@ -55,8 +55,22 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         t = tensors[name].detach().cpu().contiguous()
         total.update(f"{name}{tuple(t.shape)}{t.dtype}".encode())
-        total.update(t.view(torch.uint8).numpy().tobytes() if t.numel() and t.ndim else t.numpy().tobytes())
+        total.update(t.view(torch.uint8).numpy().data if t.numel() and t.ndim else t.numpy().tobytes())
     return total.hexdigest()
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the host, none in memory of another or inside a larger one; whatever is so already is no copy."""
+    found: dict[str, Tensor] = {}
+    held: set[int] = set()
+    for name, tensor in tensors.items():
+        t = tensor.detach().cpu().contiguous()
+        storage = t.untyped_storage()
+        if storage.data_ptr() in held or storage.nbytes() != t.nbytes:
+            t = t.clone()
+        held.add(t.untyped_storage().data_ptr())
+        found[name] = t
+    return found
 
 
 def _flush(path: Path) -> None:

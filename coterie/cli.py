@@ -169,6 +169,26 @@ def methods_command(
     wide.print(found, highlight=False)
 
 
+@app.command("bench")
+def bench_command(
+    named: Annotated[
+        list[str] | None, typer.Argument(metavar="[METHODS]...", help="By default fedavg and fedfew.")
+    ] = None,
+    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
+    model: ModelOption = None, settings: SetOption = None,
+) -> None:
+    """Time a round here against the published way: a loop over clients, a DataLoader, eager SGD."""
+    from coterie import bench
+
+    experiment = _experiment(None, data, partition, clients, None, model, None, None, settings or [],
+                             tuple(named or ()), ("fedavg", "fedfew:official"))
+    federation = experiment.federation().without_validation()
+    wide = _wide()
+    with wide.status("timing") as shown:
+        timings = bench.run(experiment, federation, lambda method: shown.update(f"timing {method}"))
+    wide.print(bench.table(timings))
+
+
 @app.command("textbook")
 def textbook_command(
     out: Annotated[Path, typer.Option("--out", help="Where the two pictures go.")] = Path("runs/textbook"),

@@ -194,7 +194,7 @@ class Cohort:
             place = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(wanted), np.flatnonzero(~wanted)])))
             seen, rest = with_val.measure(rows[wanted], "val"), without.measure(rows[~wanted], "train")
             return {name: torch.cat([seen[name], rest[name]])[place.to(rows.device)] for name in seen}
-        sums = self._engine.total(self._ids, _measure, rows, {}, split)
+        sums = self._engine.measure(self._ids, rows, split)
         count = torch.from_numpy(self._engine.sizes(self._ids, split)).to(rows.device, rows.dtype)
         count = count.view(-1, *(1,) * (rows.ndim - 2))
         return {name: value / count for name, value in sums.items()}
@@ -308,14 +308,6 @@ class Cohort:
 
 def _tensors(given: GivenLike) -> dict[str, Tensor]:
     return {} if given is None else given.tensors() if isinstance(given, Record) else dict(given)
-
-
-def _measure(net: Net, row: Tensor, batch: Batch, given: Given) -> dict[str, Tensor]:
-    outputs = net(row, batch.x)
-    sums = {"loss": (net.task.loss(outputs, batch.y) * batch.weight).sum()}
-    if net.task.classes:
-        sums["accuracy"] = ((outputs.argmax(-1) == batch.y).to(batch.weight.dtype) * batch.weight).sum()
-    return sums
 
 
 @dataclass(frozen=True)

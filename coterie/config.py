@@ -51,9 +51,18 @@ class Training:
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
     """Arithmetic of local training; rows are kept in float32 (float64 with float64)."""
     wave: int = 0
-    """Most clients computed at once; 0 takes all."""
-    engine: Literal["auto", "stack", "loop"] = "auto"
-    """stack trains clients together, loop one after another; auto stacks whatever can be stacked."""
+    """Most clients computed at once; 0 takes as many as free memory allows, up to 256."""
+    state: Literal["auto", "device", "host", "disk"] = "auto"
+    """Where the clients' own states are kept: with the computation, in host memory, or in files of the temporary folder
+    (TMPDIR). auto takes the device when everybody takes part each round and a quarter of its free memory holds them,
+    otherwise the host, and the disk when half of the free host memory does not."""
+    engine: Literal["auto", "direct", "stack", "loop"] = "auto"
+    """stack trains clients together, loop one after another; direct is a stack whose plain training is differentiated
+    by hand, for chains of layers. auto takes direct where it can, and the faster of the other two elsewhere."""
+    kernels: bool = True
+    """Convolutions of a stack by coterie's own GPU kernels (tf32 and bf16); false leaves them to PyTorch."""
+    capture: bool = True
+    """Steps on a GPU as CUDA graphs, captured once and replayed; false launches every operation from Python."""
     join: Literal["auto", "on", "off"] = "auto"
     """Runs of a comparison that differ in seed, aggregator or numbers of the method: one stack (on) or one run after
     another (off); auto joins them where the model is small enough for it to pay."""

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import platform
@@ -75,16 +74,14 @@ class Folder:
         self._append(
             "metrics.jsonl", json.dumps({"kind": "evaluation", "round": evaluation.round, "stages": stages}) + "\n"
         )
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
+        lines = []
         for stage, s in evaluation.stages.items():
             absent = np.full(len(s.clients), np.nan)
-            columns = [s.test.get("accuracy", absent), s.test["loss"], s.val.get("accuracy", absent), s.val["loss"]]
-            for i in range(len(s.clients)):
-                values = ["" if np.isnan(column[i]) else repr(float(column[i])) for column in columns]
-                whole = [int(s.clients[i]), int(s.samples[i]), int(s.steps[i])]
-                writer.writerow([evaluation.round, stage, *whole, *values])
-        self._append("clients.csv", text.getvalue())
+            scores = [s.test.get("accuracy", absent), s.test["loss"], s.val.get("accuracy", absent), s.val["loss"]]
+            whole = [map(str, column.tolist()) for column in (s.clients, s.samples, s.steps)]
+            real = [["" if v != v else repr(v) for v in column.tolist()] for column in scores]
+            lines += [f"{evaluation.round},{stage},{','.join(line)}\n" for line in zip(*whole, *real, strict=True)]
+        self._append("clients.csv", "".join(lines))
 
     def save(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """A checkpoint that also remembers the length of the files, so that resuming cuts what came after it."""

@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from coterie import records, streams
 from coterie.cohort import Cohort, GivenLike, Init
 from coterie.config import options
+from coterie.engine import memory
 from coterie.errors import CoterieError
 from coterie.method import Method
 from coterie.records import Record, Upload
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PAYS = {"cpu": 5e7, "cuda": 4e9}
+PAYS = {"cpu": 4e7, "cuda": 4e9}
 """A run's clients are joined by other runs' if one step of all of them takes at most so many FLOP: below that, a step
 costs mostly what it costs to start it."""
-NUMBERS = 1 << 26
-"""Numbers in the rows of one joined stack at most; further runs wait for their turn."""
+MOST = 1024
+"""Clients in one joined stack at most, however much memory is free; further runs wait for their turn."""
 
 
 @dataclass(frozen=True)
@@ -390,7 +391,7 @@ def pays(simulation: Simulation) -> tuple[bool, str]:
     training, engine = simulation.training, simulation.engine
     if training.join != "auto":
         return training.join == "on", f"join={training.join}"
-    if not engine.net.stacked:
+    if not engine.net.stacked and engine.chain is None:
         return False, "the model is not stacked"
     if engine.device.type == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in engine.net.module.modules()):
         return False, "convolutions on a CPU"  # a stack of them takes as long as one after another
@@ -412,7 +413,10 @@ def step_flop(simulation: Simulation) -> float:
 
 def most_clients(simulation: Simulation) -> int:
     """How many clients of all joined runs together are computed at once."""
-    return simulation.training.wave or max(1, NUMBERS // (simulation.layout.size * _models(simulation)))
+    if simulation.training.wave:
+        return simulation.training.wave
+    free = memory.free(simulation.device) // 2
+    return max(1, min(MOST, free // simulation.client_bytes(_models(simulation))))
 
 
 def _models(simulation: Simulation) -> int:

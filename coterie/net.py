@@ -85,7 +85,7 @@ class Net:
         self.layout = layout
         self.task = task
         self.stacked = True
-        self._bf16 = bf16
+        self.low_precision = bf16
         self._key: Tensor | None = None
         self._draws = 0
         self._overrides = _Overrides(self)
@@ -118,7 +118,7 @@ class Net:
             self(row, x)
         finally:
             hook.remove()
-        return caught[0].to(torch.float32) if self._bf16 else caught[0]
+        return caught[0].to(torch.float32) if self.low_precision else caught[0]
 
     def head(self, row: Row, z: Tensor) -> Tensor:
         """The head's outputs for features `z [B, features]`."""
@@ -292,7 +292,7 @@ class Net:
             ) from reason
 
     def _forward(self, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]) -> Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.low_precision, cache_enabled=False):
             if (self._random and module.training) or (self.stacked and (x.is_cuda or convolution.INTERPRETED)):
                 with self._overrides:
                     out = functional_call(module, dict(tensors), (x,), options)
@@ -300,7 +300,7 @@ class Net:
                 out = functional_call(module, dict(tensors), (x,), options)
         if not isinstance(out, Tensor):
             raise CoterieError(f"the model returned {type(out).__name__}; its forward must return one tensor.")
-        return out.to(torch.float32) if self._bf16 else out
+        return out.to(torch.float32) if self.low_precision else out
 
     def _safe(self, row: Row) -> Mapping[str, Tensor]:
         """The named tensors; those of a flat row with copies of the buffers, which a forward pass in training moves."""

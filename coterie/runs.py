@@ -188,7 +188,7 @@ class _Driver:
             self.folder.path if self.folder else None, simulation,
         )
         if self.folder is not None:
-            rows = checkpoint.digest(simulation.snapshot()[0])
+            rows = checkpoint.digest(simulation.snapshot(copies=False)[0])
             self.folder.finish({"rounds": simulation.rounds_done, "seconds": result.seconds, "rows_sha256": rows})
         return result
 
@@ -224,7 +224,7 @@ class _Driver:
 
     def _save(self) -> None:
         if self.folder is not None:
-            self.folder.save(*self.simulation.snapshot())
+            self.folder.save(*self.simulation.snapshot(copies=False))
 
     def _patience_is_over(self) -> bool:
         """No better validation score in the last `patience` evaluations."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,11 @@ from coterie.algebra import cosines, opposing
 from coterie.cohort import Cohort, Init, Local
 from coterie.config import Training
 from coterie.data import Federation
+from coterie.engine import convolution, memory, store, trial, waves
+from coterie.engine.direct import Chain
 from coterie.engine.packing import IntArray
 from coterie.engine.stacked import Stacked
+from coterie.engine.store import Store
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
 from coterie.joint import Call, Work, alone
@@ -27,6 +30,8 @@ from coterie.net import Net, PerSample, Task
 from coterie.records import Nothing, Record, Upload
 
 ModelLike = nn.Module | Callable[[], nn.Module]
+COMPARED = 256
+"""Participants of a round whose updates are compared pair by pair, at most."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,11 @@ class Simulation:
         """`twin` is a simulation of the same family of methods: its engine serves both where the module is the same."""
         self.method, self.training = method, training
         self.federation = federation if method.validation else federation.without_validation()
-        self.device = _device(training.device)
+        self.population = self.federation.population
+        self.device = device(training.device)
         self.dtype = torch.float64 if training.precision == "float64" else torch.float32
         _set_precision(training.precision)
+        convolution.enabled = training.kernels
         self.init = Init(
             model, method.wrap, training.seed, head, self.dtype, self.device, self.federation.population,
             self.federation.classes,
@@ -61,23 +68,26 @@ class Simulation:
         self.layout = self.init.layout
         self.engine: Stacked
         self.choices: dict[str, Any]
-        if twin is not None and twin.engine.net.fits(self.init.module):
+        if twin is not None and self._like(twin, choices or {}):
             self.choices, self.engine = dict(twin.choices), twin.engine
         else:
             task = Task.of(federation.classes, loss)
             net = Net(self.init.module, self.layout, task, bf16=training.precision == "bf16")
             net.module.to(self.device)
             self.choices = self._choose(net, choices or {})
-            self.engine = Stacked(net, self.federation, self.device, self.dtype)
-        self.population = self.federation.population
+            chain = Chain.of(net, self.federation.x, self.device, self.dtype) if "direct" in self.choices else None
+            self.engine = Stacked(net, self.federation, self.device, self.dtype, chain=chain, capture=training.capture)
         self.check(method, self.population, self.layout)
-        names = [streams.integer("client", name) for name in self.federation.names]
-        self._names = np.array(names, dtype=np.int64)
-        none = np.zeros((len(names), 0), dtype=np.int64)
-        self._histogram = self.federation.histogram("train") if federation.classes else none
-        self._indices: dict[bytes, Tensor] = {}
+        self._names = streams.integers("client", self.federation.names)
+        self._histogram = self.federation.histogram("train")  # [clients, classes]
+        self._indices: dict[bytes, tuple[Tensor, Tensor, Tensor]] = {}
         self.rounds_done = 0
-        self._begin()
+        self._begin(None if training.wave else (choices or {}).get("wave"))
+
+    def _like(self, twin: Simulation, choices: dict[str, Any]) -> bool:
+        """Whether a twin's engine computes what this run's would, and as it did before the run was stopped."""
+        kept = all(choices[name] == twin.choices.get(name) for name in ("engine", "direct") if name in choices)
+        return kept and twin.engine.net.fits(self.init.module)
 
     @staticmethod
     def check(method: Method, population: int, layout: Layout) -> None:
@@ -96,20 +106,76 @@ class Simulation:
 
     # -- the life of a run -----------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """The server starts; every training client introduces itself, is admitted and joins, at round 0."""
+    def _begin(self, wave: int | None) -> None:
+        """The server starts; every training client introduces itself, is admitted and joins, at round 0.
+
+        `wave` is how many clients a resumed run computes at once: sums over other waves would differ in the last bits.
+        """
         self.server: Record = self.method.start(self.init)
-        self.buffers: Tensor | None = None  # [M, (K,) B], the clients' own, with buffers=local
+        self._statistics: Store | None = None  # the clients' own buffers, with buffers=local
         ids = np.arange(self.population)
-        self.server = alone(self._admitted(self.server, ids))
-        joined = [self.method.join(self.cohort(wave), self._payload(self.server, wave)) for wave in self._waves(ids)]
-        self.own = type(joined[0]).of(records.concatenate([one.tensors() for one in joined])).map(torch.clone)
-        whole = any(t.shape[-1:] == (self.layout.size,) for t in self._payload(self.server, ids[:1]).tensors().values())
-        if self.training.buffers == "local" and self.layout.within("buffers") and not whole and self.server.tensors():
+        self.wave = wave or self._wave(1)
+        self.server = self._admitted(self.server, ids)
+        payload = self._payload(self.server, ids[:1])
+        rows = [t for t in payload.tensors().values() if t.shape[-1:] == (self.layout.size,)]
+        self.wave = wave or self._wave(max((t[0].numel() // self.layout.size for t in rows), default=1))
+        self.choices["wave"] = self.wave
+        if self.training.buffers == "local" and self.layout.within("buffers") and not rows and self.server.tensors():
             raise CoterieError(
                 f"buffers=local needs a method that exchanges whole models; {self.method.name} exchanges a part of it: "
                 "leave buffers=average and name the buffers among what stays with the client (personal=head+buffers)."
             )
+        for number, part in enumerate(self._waves(ids)):
+            joined = self.method.join(self.cohort(part), self._payload(self.server, part))
+            if number == 0:
+                self._own_type = type(joined)
+                self._states = Store(self.population, self.device, self._place(joined))
+                self._states.open(joined.tensors())
+            self._states.put(part, joined.tensors())
+
+    def _place(self, joined: Record) -> store.Place:
+        """Where the clients' states are kept; recorded where there are any."""
+        each = sum(records.bytes_each(joined.tensors()).values())
+        if self.training.buffers == "local":
+            each += sum(entry.size for entry in self.layout.within("buffers")) * self.dtype.itemsize
+        wanted = self.training.state
+        everyone = self.training.participation == 1
+        place = store.choose(each * self.population, everyone, self.device) if wanted == "auto" else wanted
+        if each:
+            self.choices["state"] = place
+        return place
+
+    def _wave(self, models: int) -> int:
+        """How many clients are computed at once when each holds so many models; see `coterie.engine.waves`."""
+        if self.training.wave:
+            return min(self.training.wave, self.population)
+        fit = waves.fitting(self.client_bytes(models), memory.free(self.device))
+        return waves.size(fit, self._asked, self.population)
+
+    def client_bytes(self, models: int) -> int:
+        """What one client with so many models takes in a stack."""
+        x, training = self.engine.x, self.training
+        outputs = waves.activations(self.engine.net, self.init.row, x[:1])
+        largest = int(np.diff(self.federation.bounds, axis=1).max())
+        batch = min(training.batch, largest) if training.batch else largest
+        scored = min(self.engine.evaluation_batch, largest)
+        size = self.layout.size
+        return models * waves.slot_bytes(size, x[0].numel(), outputs, batch, scored, self.dtype.itemsize)
+
+    @property
+    def own(self) -> Record:
+        """The tables `[M, ...]` of the clients' own states, wherever they are kept."""
+        return self._own_type.of(self._states.tables)
+
+    @own.setter
+    def own(self, states: Record) -> None:
+        self._own_type = type(states)
+        self._states.replace(states.tensors())
+
+    @property
+    def buffers(self) -> Tensor | None:
+        """The clients' own buffers `[M, (K,) B]`, with buffers=local and once a client has trained."""
+        return None if self._statistics is None else self._statistics.tables["buffers"]
 
     def round(self) -> Round:
         """One communication round."""
@@ -119,30 +185,25 @@ class Simulation:
         """One communication round; what its clients compute is asked for by `yield`."""
         t = self.rounds_done
         selected = self.selected(t)
-        answering = selected
-        if self.training.dropouts:
-            answering = selected[self._chance(selected, t, "dropout") >= self.training.dropouts]
+        answering = self._answering(selected, t)
         work = self._straggling(answering, t)
         report: dict[str, Any] = {}
         down: dict[str, int] = {}
         up: dict[str, int] = {}
         if len(answering) >= self.method.aggregator.minimum:
-            uploads, states, left = [], [], []
-            for wave in self._waves(answering):
+            uploads = []
+            parts = self._waves(answering)
+            for number, wave in enumerate(parts):
                 place = np.searchsorted(answering, wave)
                 cohort = self.cohort(wave, None if work is None else work[place])
                 payload = self._payload(self.server, wave)
                 sent, state = yield Call(_local, self.method, cohort, (payload, self._own(wave)))
                 down, up = self._traffic(payload.tensors(), "down"), self._traffic(sent.tensors(), "up")
                 uploads.append(self._without_local_buffers(sent.tensors()))
-                states.append(state.tensors())
-                left.append(cohort.left)
-            self._keep(answering, records.concatenate(states), left)
-            n = torch.from_numpy(self.engine.sizes(answering, "train")).to(self.device)
-            merged = Uploads(
-                records.concatenate(uploads), self._index(answering), n, n.double() / n.sum(),
-                self.population, t, self.layout,
-            )
+                self._ahead(parts[number + 1 :] or self._first_of_round(t + 1))
+                self._keep(wave, state.tensors(), cohort.left)
+            ids, n, share = self._weighed(answering)
+            merged = Uploads(records.concatenate(uploads), ids, n, share, self.population, t, self.layout)
             report = self._conflicts(merged.tensors, t) | {
                 name: value.tolist() for name, value in self.method.report(self.server, merged).items()
             }
@@ -154,11 +215,16 @@ class Simulation:
         return Round(t, len(answering), len(selected) - len(answering), down, up, report)
 
     def _conflicts(self, sent: Mapping[str, Tensor], t: int) -> dict[str, Any]:
-        """In rounds that are evaluated, how many pairs of updates oppose each other; in the last one, all cosines."""
+        """In rounds that are evaluated, how many pairs of updates oppose each other; in the last one, all cosines.
+
+        Of more than COMPARED participants, so many evenly spaced ones are looked at.
+        """
         last = t + 1 == self.training.rounds
         update = sent.get("update")
         if update is None or len(update) < 2 or not (last or (t + 1) % self.training.evaluate_every == 0):
             return {}
+        if len(update) > COMPARED:
+            update = update[torch.linspace(0, len(update) - 1, COMPARED).long().to(update.device)]
         if update.shape[-1] == self.layout.size:
             update = self.layout.cut(update, "parameters")
         angles = cosines(update.flatten(1))
@@ -176,29 +242,34 @@ class Simulation:
         stages = yield from self._stages(self.federation.seen, self.server, "")
         unseen = self.federation.unseen
         if len(unseen):
-            server = yield from self._admitted(self.server, unseen)
+            server = yield from self._admitting(self.server, unseen)
             stages |= yield from self._stages(unseen, server, "unseen_")
         return Evaluation(self.rounds_done, stages)
 
     def row(self, client: int, adapted: bool = False) -> Tensor:
         """The row `[D]` that a client uses now; `adapted` trains it for the run's local epochs."""
         ids = np.array([client])
-        newcomer = client >= self.population
-        server = alone(self._admitted(self.server, ids)) if newcomer else self.server
-        cohort, payload = self.cohort(ids), self._payload(server, ids)
-        mine = self.method.join(cohort, payload) if newcomer else self._own(ids)
-        row: Tensor = self.method.deploy(cohort, payload, mine)
+        server = self.server if client < self.population else self._admitted(self.server, ids)
+        row, cohort = self._deployed(ids, server)
         return cohort.train(row)[0] if adapted else row[0]
 
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def selected(self, t: int) -> IntArray:
         """The clients asked in round t: those with the smallest draws, so the set does not depend on their order."""
-        count = max(1, round(self.training.participation * self.population))
-        if count == self.population:
-            return np.arange(count)
+        if self._asked == self.population:
+            return np.arange(self.population)
         draws = self._chance(np.arange(self.population), t, "participate")
-        return np.sort(np.argsort(draws, kind="stable")[:count])
+        return np.sort(np.argsort(draws, kind="stable")[: self._asked])
+
+    @property
+    def _asked(self) -> int:
+        return max(1, round(self.training.participation * self.population))
+
+    def _answering(self, selected: IntArray, t: int) -> IntArray:
+        if not self.training.dropouts:
+            return selected
+        return selected[self._chance(selected, t, "dropout") >= self.training.dropouts]
 
     def _chance(self, ids: IntArray, t: int, purpose: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         bits = streams.key(self.training.seed, torch.from_numpy(self._names[ids]), t, purpose).numpy()
@@ -210,9 +281,21 @@ class Simulation:
         slow = self._chance(ids, t, "straggle") < self.training.stragglers
         return np.where(slow, 0.1 + 0.9 * self._chance(ids, t, "work"), 1.0)
 
-    def _waves(self, ids: IntArray) -> Iterator[IntArray]:
-        size = self.training.wave or max(len(ids), 1)
-        return (ids[first : first + size] for first in range(0, len(ids), size))
+    def _waves(self, ids: IntArray) -> list[IntArray]:
+        return waves.cut(ids, self.wave)
+
+    def _first_of_round(self, t: int) -> list[IntArray]:
+        """The first wave of a round, where it pays to know it in advance."""
+        if not self._states.away or t >= self.training.rounds:
+            return []
+        return self._waves(self._answering(self.selected(t), t))[:1]
+
+    def _ahead(self, parts: Sequence[IntArray]) -> None:
+        """Bring the states of the first of these waves to the device while it computes."""
+        if len(parts):
+            self._states.ahead(parts[0])
+            if self._statistics is not None:
+                self._statistics.ahead(parts[0])
 
     def cohort(self, ids: IntArray, work: np.ndarray[Any, np.dtype[np.float64]] | None = None) -> Cohort:
         """These clients as a cohort of the current round."""
@@ -224,32 +307,38 @@ class Simulation:
         )
 
     def _index(self, ids: IntArray) -> Tensor:
-        """Client numbers on the device; those used last are kept there, because everybody's often are."""
+        """Client numbers on the device."""
+        return self._weighed(ids)[0]
+
+    def _weighed(self, ids: IntArray) -> tuple[Tensor, Tensor, Tensor]:
+        """Client numbers, their training samples n and n / sum of n, on the device; a few are kept there."""
         key = ids.tobytes()
         if key not in self._indices:
             if len(self._indices) > 4:
                 self._indices.clear()
-            self._indices[key] = torch.from_numpy(ids).to(self.device)
+            index, n = torch.from_numpy(np.stack([ids, self.engine.sizes(ids, "train")])).to(self.device)
+            self._indices[key] = (index, n, n.double() / n.sum())
         return self._indices[key]
 
     def _own(self, ids: IntArray) -> Record:
-        index = self._index(ids)
-        return self.own.map(lambda t: t[index])
+        return self._own_type.of(self._states.take(ids))
 
-    def _keep(self, ids: IntArray, states: dict[str, Tensor], left: list[Tensor | None]) -> None:
-        index = self._index(ids)
-        for name, table in self.own.tensors().items():
-            table[index] = states[name]
-        if self.training.buffers == "local" and self.layout.within("buffers") and left[0] is not None:
-            kept = self.layout.cut(torch.cat([rows for rows in left if rows is not None]), "buffers")
-            if self.buffers is None:
-                fresh = self.layout.cut(self.init.row, "buffers")
-                self.buffers = fresh.expand(self.population, *kept.shape[1:]).clone()
-            self.buffers[index] = kept
+    def _keep(self, ids: IntArray, states: dict[str, Tensor], left: Tensor | None) -> None:
+        self._states.put(ids, states)
+        if self.training.buffers == "local" and self.layout.within("buffers") and left is not None:
+            kept = self.layout.cut(left, "buffers")  # [C, (K,) B]
+            if self._statistics is None:
+                fresh = self.layout.cut(self.init.row, "buffers").cpu()
+                self._statistics = Store(self.population, self.device, self._states.place)
+                self._statistics.replace({"buffers": fresh.expand(self.population, *kept.shape[1:])})
+            self._statistics.put(ids, {"buffers": kept})
 
     # -- what travels ----------------------------------------------------------------------------------------------
 
-    def _admitted(self, server: Record, ids: IntArray) -> Work[Record]:
+    def _admitted(self, server: Record, ids: IntArray) -> Record:
+        return alone(self._admitting(server, ids))
+
+    def _admitting(self, server: Record, ids: IntArray) -> Work[Record]:
         hello = self.method.hello(server)
         told = []
         for wave in self._waves(ids):
@@ -261,9 +350,9 @@ class Simulation:
     def _payload(self, server: Record, ids: IntArray) -> Record:
         sent = self.method.send(server, self._index(ids))
         payload = records.spread(sent, len(ids))
-        if self.buffers is None or ids.max() >= self.population:
+        if self._statistics is None or ids.max() >= self.population:
             return payload
-        mine = self.buffers[self._index(ids)]  # [C, (K,) B]
+        mine = self._statistics.take(ids)["buffers"]  # [C, (K,) B]
 
         def receive(t: Tensor) -> Tensor:
             if t.shape[-1:] != (self.layout.size,):
@@ -274,7 +363,7 @@ class Simulation:
         return payload.map(receive)
 
     def _without_local_buffers(self, sent: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self.buffers is None and self.training.buffers != "local":
+        if self.training.buffers != "local":
             return sent
         empty = torch.zeros((), dtype=self.dtype, device=self.device)
         size = len(self.layout.cut(self.init.row, "buffers"))
@@ -299,32 +388,46 @@ class Simulation:
 
     def _stages(self, ids: IntArray, server: Record, prefix: str) -> Work[dict[str, Scores]]:
         found: list[dict[str, Measured]] = []
-        for wave in self._waves(ids):
+        parts = self._waves(ids)
+        for number, wave in enumerate(parts):
             cohort, payload = self.cohort(wave), self._payload(server, wave)
             if prefix:
                 found.append((yield Call(_score_newcomers, self.method, cohort, (payload,))))
             else:
                 found.append((yield Call(_score, self.method, cohort, (payload, self._own(wave)))))
+                self._ahead(parts[number + 1 :])
         return {f"{prefix}{stage}": self._scores(ids, [one[stage] for one in found]) for stage in found[0]}
+
+    def _deployed(self, ids: IntArray, server: Record) -> tuple[Tensor, Cohort]:
+        """The rows `[C, D]` that these clients use, and the cohort that made them; newcomers join first."""
+        cohort = self.cohort(ids)
+        payload = self._payload(server, ids)
+        mine = self._own(ids) if ids.max() < self.population else self.method.join(cohort, payload)
+        return self.method.deploy(cohort, payload, mine), cohort
 
     def _scores(self, ids: IntArray, found: list[Measured]) -> Scores:
         test, val, spent = zip(*found, strict=True)
-        has_val = self.engine.sizes(ids, "val") > 0
         seen = {name: t.double().cpu().numpy() for name, t in records.concatenate(test).items()}
         chosen = {name: t.double().cpu().numpy() for name, t in records.concatenate(val).items()}
+        has_val = self.engine.sizes(ids, "val") > 0
         held = {name: np.where(has_val, t, np.nan) for name, t in chosen.items()}
         return Scores(ids, self.engine.sizes(ids, "test"), np.concatenate(spent), seen, held)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Copies of all tensors that define the state, and what else is needed to go on from it."""
-        tensors = {f"server.{name}": t.clone() for name, t in self.server.tensors().items()}
-        tensors |= {f"own.{name}": t.clone() for name, t in self.own.tensors().items()}
+    def snapshot(self, copies: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All tensors that define the state, and what else is needed to go on from it.
+
+        Without `copies` they are the tensors in use, good until the next round: many clients' states are large.
+        """
+        tensors = {f"server.{name}": t for name, t in self.server.tensors().items()}
+        tensors |= {f"own.{name}": t for name, t in self.own.tensors().items()}
         if self.buffers is not None:
-            tensors["buffers"] = self.buffers.clone()
+            tensors["buffers"] = self.buffers
+        if copies:
+            tensors = {name: t.clone() for name, t in tensors.items()}
         meta = {
-            "round": self.rounds_done, "server": type(self.server).__name__, "own": type(self.own).__name__,
+            "round": self.rounds_done, "server": type(self.server).__name__, "own": self._own_type.__name__,
             "layout": self.layout.digest, "federation": self.federation.fingerprint(), "choices": self.choices,
         }
         return tensors, meta
@@ -341,10 +444,14 @@ class Simulation:
 
         def part(prefix: str) -> Record:
             mine = {n[len(prefix) + 1 :]: t for n, t in tensors.items() if n.startswith(prefix + ".")}
-            return self._record(meta[prefix]).of({n: t.to(self.device, copy=True) for n, t in mine.items()})
+            return self._record(meta[prefix]).of(mine)
 
-        self.server, self.own = part("server"), part("own")
-        self.buffers = tensors["buffers"].to(self.device, copy=True) if "buffers" in tensors else None
+        self.server = part("server").map(lambda t: t.to(self.device, copy=True))
+        self.own = part("own")
+        self._statistics = None
+        if "buffers" in tensors:
+            self._statistics = Store(self.population, self.device, self._states.place)
+            self._statistics.replace({"buffers": tensors["buffers"]})
         self.rounds_done = int(meta["round"])
 
     def _record(self, name: str) -> type[Record]:
@@ -360,22 +467,46 @@ class Simulation:
 
     def _choose(self, net: Net, choices: dict[str, Any]) -> dict[str, Any]:
         """Stack or loop, decided once and kept with the run."""
-        first = self.federation.bounds[0, 0]
-        many = slice(first, first + 2) if len(self.federation.x) > first + 1 else slice(first, first + 1)
-        x, y = self.federation.x[many].to(self.device), self.federation.y[many].to(self.device)
-        x = x.to(self.dtype) if x.is_floating_point() else x
-        y = y.to(self.dtype) if y.is_floating_point() else y
+        x, y = self._samples(2)
         reason = net.probe(self.init.row, x, y)
         if self.training.engine == "stack" and reason is not None:
             raise CoterieError(f"the model cannot be stacked ({reason}); use engine=loop or engine=auto.")
-        if self.training.engine == "loop":
-            net.stacked = False
+        chosen: dict[str, Any] = {}
         if "engine" in choices:
             net.stacked = choices["engine"] == "stack"
-        chosen = {"engine": "stack" if net.stacked else "loop"}
+            chosen |= {name: choices[name] for name in ("milliseconds",) if name in choices}
+        elif self.training.engine == "loop":
+            net.stacked = False
+        elif self.training.engine != "stack" and reason is None and self.device.type == "cpu" and self.population > 1:
+            took = trial.times(net, self.init.row, *self._samples(self.training.batch or len(self.federation.x)))
+            net.stacked = took["looped"] >= trial.CLEAR * took["stacked"]
+            chosen["milliseconds"] = took
+        chosen["engine"] = "stack" if net.stacked else "loop"
+        if self._directly(net, choices):
+            chosen["direct"] = True
         if reason is not None:
             chosen["reason"] = f"the model cannot be stacked: {reason}"
         return chosen
+
+    def _samples(self, count: int) -> tuple[Tensor, Tensor]:
+        """The first samples of the data, at most `count`."""
+        first = int(self.federation.bounds[0, 0])
+        x, y = (t[first : first + count].to(self.device) for t in (self.federation.x, self.federation.y))
+        return tuple(t.to(self.dtype) if t.is_floating_point() else t for t in (x, y))  # type: ignore[return-value]
+
+    def _directly(self, net: Net, choices: dict[str, Any]) -> bool:
+        """Whether plain training differentiates the model by hand."""
+        if choices:
+            return bool(choices.get("direct"))
+        if self.training.engine in ("stack", "loop"):
+            return False
+        found = Chain.of(net, self.federation.x, self.device, self.dtype) is not None
+        if self.training.engine == "direct" and not found:
+            raise CoterieError(
+                "engine=direct needs a chain of linear layers, convolutions, ReLU and max pooling (convolutions on a "
+                "GPU in tf32 or bf16 only); use engine=auto."
+            )
+        return found
 
 
 # -- what clients compute: `function(method, cohort, *records)`, see `coterie.joint` -----------------------------------
@@ -405,16 +536,17 @@ def _score_newcomers(method: Method, cohort: Cohort, payload: Record) -> dict[st
     return _score(method, cohort, payload, method.join(cohort, payload))
 
 
-def _device(name: str) -> torch.device:
+def device(name: str) -> torch.device:
+    """The device of this name; auto takes CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
+        found = torch.device(name)
     except RuntimeError:
         raise CoterieError(f"unknown device '{name}'; use cpu, cuda, cuda:0, ... or auto.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if found.type == "cuda" and not torch.cuda.is_available():
         raise CoterieError("device=cuda was asked for but PyTorch sees no CUDA device; use device=cpu or auto.")
-    return device
+    return found
 
 
 def _set_precision(precision: str) -> None:

@@ -7,7 +7,9 @@ same bits, whatever else they drew before and however clients are batched, so re
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +51,12 @@ def key(*words: Word) -> Tensor:
 def integer(*words: Word) -> int:
     """One non-negative 62-bit number of a stream, e.g. to seed a generator of NumPy or PyTorch."""
     return int(key(*words).item()) & ((1 << 62) - 1)
+
+
+def integers(word: Word, names: Sequence[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """`integer(word, name)` for every name, `[names]`, in one go."""
+    numbers = torch.tensor([_number(name) for name in names], dtype=torch.int64)
+    return (key(word, numbers) & ((1 << 62) - 1)).numpy()
 
 
 def uniform(stream: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:

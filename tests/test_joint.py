@@ -310,7 +310,7 @@ def test_small_models_are_joined_and_large_ones_are_not(tiny, monkeypatch):
 def test_a_cnn_on_a_cpu_is_not_joined():
     """However little there is to compute: grouped convolutions are no faster than single ones there."""
     rng = np.random.default_rng(0)
-    data = [(rng.standard_normal((20, 1, 16, 16)).astype(np.float32), rng.integers(0, 10, 20)) for _ in range(2)]
+    data = [(rng.standard_normal((20, 1, 16, 16)).astype(np.float32), rng.integers(0, 10, 20))]
     federation = coterie.Federation.from_clients(data)
     simulation = Simulation(FedAvg(), models.model("cnn", (1, 16, 16), 10), federation, Training(device="cpu"))
     assert joint.step_flop(simulation) < joint.PAYS["cpu"]
@@ -319,8 +319,7 @@ def test_a_cnn_on_a_cpu_is_not_joined():
 
 def test_runs_beyond_the_room_wait_for_the_next_stack(tmp_path, monkeypatch):
     """Room for two runs' clients: five seeds are three stacks, of two, two and one."""
-    columns = coterie.Layout.of(small()).size
-    monkeypatch.setattr(joint, "NUMBERS", 2 * 4 * columns)
+    monkeypatch.setattr(joint, "MOST", 2 * 4)
     compared(["fedavg"], tmp_path, join="on", seeds=5, rounds=1)
     said = [Folder(tmp_path / "fedavg" / f"seed{seed}").config()["choices"]["join"] for seed in range(5)]
     assert [text.partition(":")[0] for text in said] == [*["2 runs in one stack"] * 4, "alone"]

@@ -43,7 +43,7 @@ def conv2d(
     """As `torch.conv2d`: `[B, C, H, W]` and `[N, C, R, S]` -> `[B, N, OY, OX]`."""
     if not (_covered(weight) and _fast(weight) and input.ndim == 4 and _plain(padding, dilation, groups)):
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    return _apply(input, weight, bias, _pair(stride), _pair(padding))
+    return _apply(input, weight, bias, pair(stride), pair(padding))
 
 
 def conv1d(
@@ -53,8 +53,14 @@ def conv1d(
     """As `torch.conv1d`: `[B, C, W]` and `[N, C, S]` -> `[B, N, OX]`."""
     if not (_covered(weight) and _fast(weight) and input.ndim == 3 and _plain(padding, dilation, groups)):
         return torch.conv1d(input, weight, bias, stride, padding, dilation, groups)
-    high = _apply(input.unsqueeze(2), weight.unsqueeze(2), bias, (1, _pair(stride)[1]), (0, _pair(padding)[1]))
+    high = _apply(input.unsqueeze(2), weight.unsqueeze(2), bias, (1, pair(stride)[1]), (0, pair(padding)[1]))
     return high.squeeze(2)
+
+
+def serves(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels compute in this number format on this device."""
+    low = dtype == torch.bfloat16 or (dtype == torch.float32 and torch.backends.cudnn.allow_tf32)
+    return low and enabled and (device.type == "cuda" or INTERPRETED) and available()
 
 
 def _covered(tensor: Tensor) -> bool:
@@ -67,10 +73,11 @@ def _fast(weight: Tensor) -> bool:
 
 
 def _plain(padding: Any, dilation: Any, groups: int) -> bool:
-    return groups == 1 and not isinstance(padding, str) and _pair(dilation) == (1, 1)
+    return groups == 1 and not isinstance(padding, str) and pair(dilation) == (1, 1)
 
 
-def _pair(value: Any) -> Pair:
+def pair(value: Any) -> Pair:
+    """One number for both directions, or one for each."""
     if isinstance(value, int):
         return value, value
     return int(value[0]), int(value[-1])
@@ -211,9 +218,9 @@ def max_pool2d(
     return_indices: bool = False,
 ) -> Any:
     """As `torch.nn.functional.max_pool2d`: `[B, C, H, W]` -> `[B, C, OY, OX]`."""
-    window = _pair(kernel_size)
-    apart = stride is None or stride == [] or _pair(stride) == window
-    plain = apart and _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
+    window = pair(kernel_size)
+    apart = stride is None or stride == [] or pair(stride) == window
+    plain = apart and pair(padding) == (0, 0) and pair(dilation) == (1, 1) and not ceil_mode and not return_indices
     if not (plain and input.ndim == 4 and _covered(input) and input.dtype in (torch.float32, torch.bfloat16)):
         plainly: Any = F.max_pool2d
         return plainly(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)

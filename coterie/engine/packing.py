@@ -29,9 +29,15 @@ class Plan:
     before: IntArray  # [slots], steps that earlier passes took, in stack order
     batch: int  # B
 
+    @property
+    def numbers(self) -> int:
+        """How many whole numbers the plan holds."""
+        return self.index.numel() + 5 * len(self.order)
+
     def active(self) -> list[int]:
         """For each step, how many slots still train; they are the first ones."""
-        return [int((self.steps > s).sum()) for s in range(len(self.index))]
+        active: list[int] = np.searchsorted(-self.steps, -np.arange(len(self.index))).tolist()
+        return active
 
     def short(self, step: int) -> list[tuple[int, int]]:
         """(position, samples) of the slots whose batch at this step is not full."""

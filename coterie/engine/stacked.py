@@ -18,6 +18,7 @@ from torch.func import vmap
 from coterie import streams
 from coterie.data import Federation
 from coterie.engine.capture import Pool, Steps, identity
+from coterie.engine.direct import Chain, Target
 from coterie.engine.memory import keep_freed
 from coterie.engine.packing import IntArray, Plan, pack, steps_of
 from coterie.errors import CoterieError
@@ -35,6 +36,10 @@ Rate = float | Tensor
 """A learning rate: one for all, or one a client `[C]`."""
 Short = tuple[int, int] | None
 """(step, samples) where one slot takes an incomplete batch at its true size; None for a step of the whole prefix."""
+
+
+PLANS_KEPT = 1 << 21
+"""Sample numbers (8 bytes each) in the plans for scoring that are kept from one evaluation to the next."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,12 @@ class Stacked:
     """Data on the device, the net, and the three primitives. A net that is not `stacked` runs slot by slot."""
 
     def __init__(
-        self, net: Net, federation: Federation, device: torch.device, dtype: torch.dtype, evaluation_batch: int = 512
+        self, net: Net, federation: Federation, device: torch.device, dtype: torch.dtype, evaluation_batch: int = 512,
+        chain: Chain | None = None, capture: bool = True,
     ) -> None:
         self.net = net
+        self.chain = chain
+        self.capture = capture
         self.layout: Layout = net.layout
         self.device = device
         self.dtype = dtype
@@ -67,8 +75,10 @@ class Stacked:
         self.x = federation.x.to(device, dtype if floating else None)
         self.y = federation.y.to(device, dtype if federation.y.is_floating_point() else None)
         self.bounds = federation.bounds
+        self.samples = chain.samples(self.x) if chain is not None else self.x
         self._programs: dict[Hashable, _Program] = {}
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[Hashable, Plan] = {}  # the one used last comes last
+        self._plans_hold = 0
         self._pool = Pool() if device.type == "cuda" else None
         if device.type == "cpu":
             keep_freed()
@@ -76,7 +86,7 @@ class Stacked:
     @property
     def captures(self) -> bool:
         """Whether steps become CUDA graphs; a module that cannot be stacked may ask the host, which a graph cannot."""
-        return self.device.type == "cuda" and self.net.stacked
+        return self.capture and self.device.type == "cuda" and self.net.stacked
 
     def sizes(self, ids: IntArray, split: Split) -> IntArray:
         first = ("train", "val", "test").index(split)
@@ -107,7 +117,13 @@ class Stacked:
         plan, keys = self._batches(ids, copies, work)
         each = isinstance(lr, Tensor)
         key = ("train", identity(objective), identity(correct), clip, part, copies, plan.batch, _signature(given), each)
-        program = self._program(key, lambda: _Sgd(self, trained, objective or default_objective, correct, clip), plan)
+
+        def build() -> _Program:
+            if self.chain is not None and objective is None:
+                return _Direct(self, self.chain, trained, correct, clip)
+            return _Sgd(self, trained, objective or default_objective, correct, clip)
+
+        program = self._program(key, build, plan)
         slots = rows.reshape(len(ids) * copies, -1)
         rate = lr.repeat_interleave(copies) if isinstance(lr, Tensor) else lr
         (out,), losses = program.run({"row": slots}, _repeat(given, copies), plan, keys, rate)
@@ -133,37 +149,64 @@ class Stacked:
     def total(self, ids: IntArray, fn: Sum, rows: Tensor, given: Tensors, split: Split) -> dict[str, Tensor]:
         """The sum over a split of `fn(net, row, batch, given)`, a tensor or a dictionary of such, `[C, (K,) ...]`."""
         identity(fn)
+
+        def sums(row: Tensor, index: Tensor, cut: Tensors) -> Tensors:
+            x, y, weight = self.gather(index)
+            keys = torch.zeros(len(index), dtype=torch.int64, device=self.device)
+            batch = Batch(x, y, weight, keys)
+            return self.each(lambda s, b, g: _named(fn(self.net, s["row"], b, g)), {"row": row}, (batch,), cut)
+
+        return self._summed(ids, sums, rows, given, split)
+
+    def measure(self, ids: IntArray, rows: Tensor, split: Split) -> dict[str, Tensor]:
+        """Sums over a split of the task's `loss` and, with classes, of right answers, `accuracy`; each `[C, (K)]`."""
+        chain = self.chain
+        if chain is None:
+            return self.total(ids, _measure, rows, {}, split)
+
+        def sums(row: Tensor, index: Tensor, cut: Tensors) -> Tensors:
+            x, y, weight = self.gather(index, self.samples)
+            outputs = chain.outputs(self.layout.views(row), x).flatten(0, 1)
+            found = _scores(self.net, outputs, y.flatten(0, 1), weight.flatten())
+            return {name: value.view(weight.shape).sum(1) for name, value in found.items()}
+
+        return self._summed(ids, sums, rows, {}, split)
+
+    def _summed(
+        self, ids: IntArray, sum_of: Callable[[Tensor, Tensor, Tensors], Tensors], rows: Tensor, given: Tensors,
+        split: Split,
+    ) -> dict[str, Tensor]:
+        """`sum_of(rows, index, given)` of one batch of each slot, added up over a split."""
         copies = rows.shape[1] if rows.ndim == 3 else 1
         plan = self._split_plan(ids, copies, split)
+        flat, passed = rows.reshape(len(ids) * copies, -1).contiguous(), _repeat(given, copies)
+        sorted_already = bool((plan.order[1:] > plan.order[:-1]).all())  # as when a batch holds everybody's split
         order = torch.from_numpy(plan.order).to(self.device)
-        flat = rows.reshape(len(ids) * copies, -1)[order]
-        passed = {name: t[order] for name, t in _repeat(given, copies).items()}
+        if not sorted_already:
+            flat, passed = flat[order], {name: t[order] for name, t in passed.items()}
         self.net.mode(training=False)
         sums: dict[str, Tensor] = {}
         # Where nobody has a sample, one that does not count tells the shapes of the sums, which are then 0.
         index = plan.index if len(plan.index) else torch.full((1, len(flat), 1), -1, device=self.device)
         with torch.no_grad():
             for step, active in enumerate(plan.active() or [len(flat)]):
-                x, y, weight = self.gather(index[step, :active])
-                keys = torch.zeros(active, dtype=torch.int64, device=self.device)
-                out = self.each(
-                    lambda s, b, g: _named(fn(self.net, s["row"], b, g)),
-                    {"row": flat[:active]}, (Batch(x, y, weight, keys),), {n: t[:active] for n, t in passed.items()},
-                )
+                out = sum_of(flat[:active], index[step, :active], {n: t[:active] for n, t in passed.items()})
                 for name, value in out.items():
                     if name not in sums:
                         sums[name] = value.new_zeros(len(flat), *value.shape[1:])
                     if len(plan.index):
                         sums[name][:active] += value
-        back = torch.argsort(order)
-        return {name: value[back].view(*rows.shape[:-1], *value.shape[1:]) for name, value in sums.items()}
+        if not sorted_already:
+            back = torch.argsort(order)
+            sums = {name: value[back] for name, value in sums.items()}
+        return {name: value.view(*rows.shape[:-1], *value.shape[1:]) for name, value in sums.items()}
 
     # -- shared machinery ------------------------------------------------------------------------------------------
 
-    def gather(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def gather(self, index: Tensor, samples: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """`[slots, B]` sample numbers -> x `[slots, B, ...]`, y `[slots, B, ...]`, weight `[slots, B]`."""
         real = torch.where(index < 0, ~index, index)
-        return self.x[real], self.y[real], (index >= 0).to(self.dtype)
+        return (self.x if samples is None else samples)[real], self.y[real], (index >= 0).to(self.dtype)
 
     def each(
         self, fn: Callable[[Tensors, Any, Given], Tensors], state: Tensors, batches: tuple[Batch, ...], given: Tensors
@@ -203,15 +246,20 @@ class Stacked:
         return plan, keys
 
     def _split_plan(self, ids: IntArray, copies: int, split: Split) -> Plan:
+        """Batches of a whole split; the plans used last are kept, as many as PLANS_KEPT numbers hold."""
         key = (split, copies, ids.tobytes())
-        if key not in self._plans:
-            if len(self._plans) > 64:
-                self._plans.clear()
+        plan = self._plans.pop(key, None)
+        if plan is None:
             slot = np.repeat(np.arange(len(ids)), copies)
             sizes, starts = self.sizes(ids, split)[slot], self.starts(ids, split)[slot]
             batch = min(self.evaluation_batch, max(int(sizes.max(initial=1)), 1))
-            self._plans[key] = pack(starts, sizes, batch, -(-sizes // batch), None, self.device)
-        return self._plans[key]
+            plan = pack(starts, sizes, batch, -(-sizes // batch), None, self.device)
+            self._plans_hold += plan.numbers
+            while self._plans and self._plans_hold > PLANS_KEPT:
+                oldest = self._plans.pop(next(iter(self._plans)))
+                self._plans_hold -= oldest.numbers
+        self._plans[key] = plan
+        return plan
 
     def _program(self, key: Hashable, build: Callable[[], _Program], plan: Plan) -> _Program:
         """The program for a key; rebuilt, and recaptured on CUDA, when the stack outgrows it."""
@@ -260,6 +308,19 @@ def _signature(tensors: Tensors) -> Hashable:
 
 def _repeat(given: Tensors, copies: int) -> dict[str, Tensor]:
     return {name: t.repeat_interleave(copies, 0) if copies > 1 else t for name, t in given.items()}
+
+
+def _scores(net: Net, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """Loss and, with classes, 1 for a right answer, of every sample `[B]`; 0 for padding."""
+    found = {"loss": net.task.loss(outputs, y) * weight}
+    if net.task.classes:
+        found["accuracy"] = (outputs.argmax(-1) == y).to(weight.dtype) * weight
+    return found
+
+
+def _measure(net: Net, row: Tensor, batch: Batch, given: Given) -> dict[str, Tensor]:
+    found = _scores(net, net(row, batch.x), batch.y, batch.weight)
+    return {name: value.sum() for name, value in found.items()}
 
 
 def _named(out: Any) -> Tensors:
@@ -376,9 +437,10 @@ class _Program:
         """The keys of this step's noise `[slots]`."""
         return streams.key(self.keys[where], self.before[where] + place, *stream)
 
-    def _rate(self, where: slice) -> Tensor:
-        """The learning rate: a 0-d tensor, or `[slots]` where clients have their own."""
-        return self.lr[where] if self.lr.ndim else self.lr
+    def _rate(self, where: slice, moving: Tensor | None = None) -> Tensor:
+        """The learning rate, 0 for slots that do not move: a 0-d tensor, or `[slots]` where they differ."""
+        lr = self.lr[where] if self.lr.ndim else self.lr
+        return lr if moving is None else lr * moving.to(lr.dtype)
 
     def _moving(self, weight: Tensor, short: Short) -> Tensor | None:
         """Which slots take part in this step `[slots]`; None where the prefix is exact, so all do."""
@@ -422,8 +484,13 @@ class _Sgd(_Program):
         found = engine.each(one, {**trainable, **fixed}, (Batch(x, y, weight, keys),), given)
         loss = found.pop("")
         self.losses[:, where].index_copy_(0, place, loss.detach()[None].to(self.losses.dtype))
-        lr = self._rate(where)
-        lr = lr if moving is None else lr * moving.to(lr.dtype)
+        self._move(trainable, found, given, self._rate(where, moving))
+        for name, old in before.items():
+            assert moving is not None
+            fixed[name].copy_(torch.where(moving.view(-1, *(1,) * (old.ndim - 1)), fixed[name], old))
+
+    def _move(self, trainable: Tensors, found: Tensors, given: Tensors, lr: Tensor) -> None:
+        """`row <- row - lr * correct(gradient)`, clipped; `lr` is one number or one per slot `[slots]`."""
         gradients = [self._corrected(e, found[e.name], trainable[e.name], given) for e in self.trained]
         if self.clip is not None:
             squares = torch.stack([g.flatten(1).square().sum(1) if g.ndim > 1 else g.square() for g in gradients])
@@ -431,9 +498,6 @@ class _Sgd(_Program):
         for entry, gradient in zip(self.trained, gradients, strict=True):
             scale = lr if lr.ndim == 0 else lr.view(-1, *(1,) * len(entry.shape))
             trainable[entry.name].addcmul_(gradient, scale, value=-1)
-        for name, old in before.items():
-            assert moving is not None
-            fixed[name].copy_(torch.where(moving.view(-1, *(1,) * (old.ndim - 1)), fixed[name], old))
 
     def _corrected(self, entry: Entry, gradient: Tensor, value: Tensor, given: Tensors) -> Tensor:
         if self.correct is None:
@@ -444,6 +508,55 @@ class _Sgd(_Program):
             for n, t in given.items()
         }
         return vmap(lambda g, v, c: correct(g, v, Given(**c)))(gradient, value, cut)
+
+
+class _Direct(_Sgd):
+    """The same for the task's mean loss of a chain of layers, which knows its gradient (`direct`)."""
+
+    BLOCK = 1 << 24  # bytes of samples gathered at once on a host
+
+    def __init__(
+        self, engine: Stacked, chain: Chain, trained: list[Entry], correct: Correct | None, clip: float | None
+    ) -> None:
+        super().__init__(engine, trained, default_objective, correct, clip)
+        self.chain = chain
+
+    def _go(self, plan: Plan, prefixes: list[int]) -> None:
+        if self.engine.captures:
+            super()._go(plan, prefixes)
+            return
+        engine = self.engine
+        one = self.index[:1, :, : plan.batch].numel() * engine.x[0].numel() * engine.x.element_size()
+        block = max(1, self.BLOCK // max(one, 1))
+        whole = tensors = engine.layout.views(self.state["row"])
+        active = len(self.state["row"])
+        for first in range(0, len(prefixes), block):
+            x, y, weight = engine.gather(self.index[first : first + block, : prefixes[first]], engine.samples)
+            target = self.chain.target(y, weight)
+            for step, prefix in enumerate(prefixes[first : first + block]):
+                if prefix != active:
+                    tensors, active = {name: t[:prefix] for name, t in whole.items()}, prefix
+                near = slice(0, prefix)
+                loss = self._descend(tensors, near, x[step, near], target.at((step, near)), self._rate(near))
+                self.losses[first + step, near] = loss
+
+    def _advance(self, where: slice, index: Tensor, short: Short) -> None:
+        x, y, weight = self.engine.gather(index, self.engine.samples)
+        moving = self._moving(weight, short)
+        lr = self._rate(where, moving)
+        tensors = self.engine.layout.views(self.state["row"][where])
+        loss = self._descend(tensors, where, x, self.chain.target(y, weight), lr)
+        self.losses[:, where].index_copy_(0, self._place(short), loss[None].to(self.losses.dtype))
+
+    def _descend(self, tensors: Tensors, where: slice, x: Tensor, target: Target, lr: Tensor) -> Tensor:
+        """One step of the slots with these tensors; returns their loss `[slots]` before it."""
+        trainable = {entry.name: tensors[entry.name] for entry in self.trained}
+        if self.correct is None and self.clip is None:
+            return self.chain.descend(tensors, x, target, -lr, trainable)
+        found = {name: torch.empty_like(t, memory_format=torch.contiguous_format) for name, t in trainable.items()}
+        loss = self.chain.descend(tensors, x, target, torch.ones_like(lr), found, keep=False)
+        self._move(trainable, found, {name: t[where] for name, t in self.given.items()}, lr)
+        return loss
 
 
 class _Custom(_Program):

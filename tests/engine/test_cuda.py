@@ -8,6 +8,8 @@ from torch import nn
 from coterie import registry
 from coterie.config import Training
 from coterie.data import Federation
+from coterie.joint import Stack, alone
+from coterie.engine import waves
 from coterie.records import Model
 from coterie.simulate import Simulation
 
@@ -54,6 +56,39 @@ def test_cuda_graphs_equal_the_cpu_in_float64(spec, build):
         np.testing.assert_allclose(scores[name], expected_scores[name], rtol=1e-8)
 
 
+@pytest.mark.parametrize("build", [plain, dropping, normalising])
+@pytest.mark.parametrize("specs", [("fedavg",), ("fedfew",), ("fedper",), ("fedprox:mu=0.1", "fedprox:mu=1"),
+                                   ("ditto:personal_lr=0.1", "ditto:personal_lr=0.02"), ("pfedme", "pfedme:lam=3")])
+def test_runs_in_one_stack_of_graphs_equal_runs_alone(specs, build):
+    """Seeds, and numbers and learning rates of each client's own, in graphs captured for the whole stack."""
+
+    def working(simulation):
+        for _ in range(4):
+            yield from simulation.rounding()
+        yield from simulation.evaluating()
+
+    ends = []
+    for shared in (False, True):
+        made: list[Simulation] = []
+        for spec in specs:
+            for seed in (0, 1, 2):
+                training = Training(device="cuda", precision="float64", batch=8, participation=0.8, seed=seed)
+                twin = made[0] if made and shared else None
+                made.append(Simulation(registry.method(spec), build, federation(), training, twin=twin))
+        stack = Stack(1000)
+        if shared:
+            stack.run([working(simulation) for simulation in made])
+            assert not stack.apart
+            assert stack.joined == 3 * len(specs) * 7  # four rounds, two scores and the newcomers' introduction
+        else:
+            for simulation in made:
+                alone(working(simulation))
+        ends.append([simulation.snapshot()[0] for simulation in made])
+    for one, other in zip(*ends, strict=True):
+        for name in one:
+            torch.testing.assert_close(one[name], other[name], rtol=1e-9, atol=1e-9)
+
+
 def step(net, state, batch, given):
     return {"row": state.row - given.lr * net.grad(state.row, batch)}
 
@@ -67,3 +102,42 @@ def test_a_captured_inner_loop_equals_plain_training(build):
     rows = simulation.init.row.expand(cohort.size, -1).contiguous()
     for _ in range(2):  # the second time replays
         torch.testing.assert_close(cohort.loop(step, Model(rows)).row, cohort.train(rows), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.parametrize(("spec", "build", "buffers"), [("ditto", dropping, "average"), ("apfl", plain, "average"),
+                                                        ("fedavg", normalising, "local")])
+def test_states_away_from_the_device_are_the_same_bits(spec, build, buffers, place):
+    """Copies change nothing: states fetched ahead, also across rounds in which some of the same clients train."""
+    options = {"participation": 0.8, "wave": 2, "buffers": buffers, "rounds": 9}
+    expected, expected_scores = after(spec, build, "cuda", state="device", **options)
+    rows, scores = after(spec, build, "cuda", state=place, **options)
+    for name in expected:
+        assert torch.equal(rows[name], expected[name]), name
+    for name in expected_scores:
+        np.testing.assert_array_equal(scores[name], expected_scores[name])
+
+
+def test_a_wave_needs_no_more_than_was_estimated():
+    """Peak memory of rounds and an evaluation of 64 clients, the data not counted, is at most what the wave was
+    chosen by, and the estimate is not beyond ten times of it."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.standard_normal((30, 784)).astype(np.float32), rng.integers(0, 3, 30)) for _ in range(64)]
+    data = Federation.from_clients(clients, classes=3)
+
+    def wide() -> nn.Module:
+        return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 3))
+
+    warm = Simulation(registry.method("ditto"), wide, data, Training(device="cuda"))
+    warm.round()  # libraries take their workspaces
+    columns = warm.layout.size
+    del warm
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    simulation = Simulation(registry.method("ditto"), wide, data, Training(device="cuda", state="host"))
+    for _ in range(2):
+        simulation.round()
+    simulation.evaluate()
+    used = torch.cuda.max_memory_allocated() - before - simulation.engine.x.nbytes - simulation.engine.y.nbytes
+    estimate = 64 * waves.slot_bytes(columns, 784, (2 * 512 + 3, 512), 10, 20, 4)
+    assert estimate / 10 < used < estimate

@@ -75,7 +75,7 @@ def test_convolutions_with_batchnorm_stack(tiny):
         )
 
     sim = tiny.simulation(model=model, data=tiny.federation(sizes=(7, 12, 5)))
-    assert sim.choices == {"engine": "stack"}
+    assert sim.choices["engine"] == "stack"
     start = sim.init.row.expand(3, -1)
     trained = tiny.cohort(sim).train(start)
     for client, n in enumerate((7, 12, 5)):
