@@ -12,6 +12,7 @@ as that client's own; anywhere else its use raises, and the work is then done ru
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -395,7 +396,7 @@ def pays(simulation: Simulation) -> tuple[bool, str]:
         return False, "the model is not stacked"
     if engine.device.type == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in engine.net.module.modules()):
         return False, "convolutions on a CPU"  # a stack of them takes as long as one after another
-    flop, most = step_flop(simulation), PAYS[engine.device.type]
+    flop, most = step_flop(simulation), PAYS.get(engine.device.type, 0.0)
     wanted = flop <= most
     return wanted, f"a step of all clients takes {flop:.1e} FLOP, {'at most' if wanted else 'more than'} {most:.0e}"
 
@@ -403,9 +404,9 @@ def pays(simulation: Simulation) -> tuple[bool, str]:
 def step_flop(simulation: Simulation) -> float:
     """FLOP of one local step of all clients of a round, forward and backward; at least 6 for each weight and sample."""
     training, engine = simulation.training, simulation.engine
-    engine.net.mode(training=False)
+    module, x = copy.deepcopy(simulation.init.module).eval(), simulation.federation.x[:1]  # on the host
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        engine.net(simulation.init.row, engine.x[:1])
+        module(x.to(next(module.parameters()).dtype) if x.is_floating_point() else x)
     batch = training.batch or float(engine.sizes(simulation.federation.seen, "train").mean())
     slots = max(1.0, training.participation * simulation.population) * _models(simulation)
     return float(slots * batch * max(3 * counter.get_total_flops(), 6 * simulation.layout.size))
