@@ -142,10 +142,12 @@ def main() -> None:
         rounds = together(method, options)
         for clients, peak, seconds in zip(options.clients, peaks, rounds, strict=True):
             middle, best = statistics.median(seconds), min(seconds)
+            ratios = {"median": middle / statistics.median(rounds[0]), "fastest": best / min(rounds[0])}
+            if options.device == "cuda":
+                ratios["peak memory"] = peak / max(peaks[0], 1)
             print(
                 f"{method:16} {clients:6} clients: {1e3 * middle:.2f} ms a round, fastest {1e3 * best:.2f} ms; against "
-                f"{options.clients[0]} clients: median {middle / statistics.median(rounds[0]):.3f}, fastest "
-                f"{best / min(rounds[0]):.3f}, peak memory {peak / max(peaks[0], 1):.3f}", flush=True,
+                f"{options.clients[0]} clients: {', '.join(f'{n} {r:.3f}' for n, r in ratios.items())}", flush=True,
             )
 
 
