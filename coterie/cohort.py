@@ -40,6 +40,7 @@ class Init:
         self._dtype, self._device = dtype, device or torch.device("cpu")
         self.module = self._draw(0)
         self.layout = Layout.of(self.module)
+        self._first: Tensor | None = None
 
     @property
     def row(self) -> Tensor:
@@ -48,8 +49,10 @@ class Init:
 
     def rows(self, count: int) -> Tensor:
         """`count` independent fresh rows `[count, D]`."""
-        drawn = [self.layout.row(self.module if k == 0 else self._draw(k), self._dtype) for k in range(count)]
-        return torch.stack(drawn).to(self._device)
+        if self._first is None:
+            self._first = self.layout.row(self.module, self._dtype).to(self._device)
+        drawn = [self.layout.row(self._draw(k), self._dtype).to(self._device) for k in range(1, count)]
+        return torch.stack([self._first, *drawn][:count])
 
     def noise(self, *words: int | str) -> torch.Generator:
         """A host generator of the stream (seed, words), for methods that draw when they start."""
@@ -98,14 +101,14 @@ class Cohort:
     """
 
     def __init__(
-        self, engine: Stacked, ids: IntArray, init: Init, seed: int, round: int, local: Local, classes: int,
+        self, engine: Stacked, ids: IntArray, init: Init, seed: int | Tensor, round: int, local: Local, classes: int,
         histogram: IntArray, names: IntArray | None = None, work: np.ndarray[Any, np.dtype[np.float64]] | None = None,
         frozen_buffers: bool = False,
     ) -> None:
         self._engine, self._ids, self._local, self._work = engine, ids, local, work
         self._names = ids if names is None else names
         self._frozen_buffers = frozen_buffers
-        self._seed, self.init, self.round, self.classes = seed, init, round, classes
+        self._seed, self._init, self.round, self.classes = seed, init, round, classes  # a seed, or one a client [C]
         self._histogram = histogram
         self.left: Tensor | None = None  # rows as the last plain training left them, for the policy of local buffers
         self.spent = np.zeros(len(ids), dtype=np.int64)  # local steps taken so far, for the evaluator
@@ -137,6 +140,11 @@ class Cohort:
         return self.histogram.double() / self.n[:, None]
 
     @property
+    def init(self) -> Init:
+        """The run's fresh rows."""
+        return self._init
+
+    @property
     def layout(self) -> Layout:
         return self._engine.layout
 
@@ -161,7 +169,7 @@ class Cohort:
 
     def assemble(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Rows `[C, D]` with these columns in the parts named, one after another, and the initial ones elsewhere."""
-        rows = self.init.row.expand(self.size, -1)
+        rows = self._fresh()
         for part, columns in parts.items():
             rows = self.layout.put(rows, part, columns)
         return rows
@@ -285,10 +293,15 @@ class Cohort:
             **options,
         )
 
+    def _fresh(self) -> Tensor:
+        """The initial row of each client `[C, D]`."""
+        return self._init.row.expand(self.size, -1)
+
     def _subset(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Cohort:
         work = None if self._work is None else self._work[mask]
+        seed = self._seed[torch.from_numpy(mask)] if isinstance(self._seed, Tensor) else self._seed
         return Cohort(
-            self._engine, self._ids[mask], self.init, self._seed, self.round, self._local, self.classes,
+            self._engine, self._ids[mask], self._init, seed, self.round, self._local, self.classes,
             self._histogram[mask], self._names[mask], work, self._frozen_buffers,
         )
 

@@ -216,23 +216,20 @@ def aggregate(
 ) -> Tensor:
     """One model's update from `updates [m, d]` and `weights [m]`, see `Method.aggregate`."""
     mass, kept = weights.sum(), weights > 0
-    parts = (weights / torch.where(mass > 0, mass, 1)).to(updates.dtype)
     updates = torch.where(kept[:, None], updates, 0)  # 0 times a diverged client's NaN would not be 0
-    scale = (server_lr * mass).to(updates.dtype)
     if isinstance(aggregator, Mean):  # the mean needs no filtering, and so no answer from the device
-        out = scale * (parts @ updates)
+        out = (server_lr * weights).to(updates.dtype) @ updates
     elif not kept.any():
         return torch.zeros_like(updates[0])
     else:
         directions = layout.cut(updates[kept], "parameters")
-        move = aggregator.aggregate(directions, parts[kept], layout.only("parameters"))
-        out = layout.put(torch.zeros_like(updates[0]), "parameters", scale * move)
-    for entry in layout.entries:
+        move = aggregator.aggregate(directions, (weights[kept] / mass).to(updates.dtype), layout.only("parameters"))
+        out = layout.put(torch.zeros_like(updates[0]), "parameters", (server_lr * mass).to(updates.dtype) * move)
+    buffers = [entry for entry in layout.entries if entry.kind != "parameter"]
+    parts = (weights / torch.where(mass > 0, mass, 1)).to(updates.dtype) if buffers else weights
+    for entry in buffers:
         columns = slice(entry.start, entry.stop)
-        if entry.kind == "statistic":
-            out[columns] = parts @ updates[:, columns]
-        elif entry.kind == "counter":
-            out[columns] = updates[:, columns].amax(0)
+        out[columns] = updates[:, columns].amax(0) if entry.kind == "counter" else parts @ updates[:, columns]
     return out
 
 

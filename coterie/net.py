@@ -176,6 +176,15 @@ class Net:
             for module, training in before:
                 module.training = training
 
+    def fits(self, module: nn.Module) -> bool:
+        """Whether another module computes the same function of a row: its layout and what a row leaves out agree."""
+        if Layout.of(module).entries != self.layout.entries:
+            return False
+        held = {entry.name for entry in self.layout.entries}
+        theirs = {name: b for name, b in module.named_buffers() if name not in held}
+        mine = {name: b for name, b in self.module.named_buffers() if name not in held}
+        return mine.keys() == theirs.keys() and all(torch.equal(b.cpu(), theirs[n].cpu()) for n, b in mine.items())
+
     # -- what the engine calls -------------------------------------------------------------------------------------
 
     def grad_and_value(

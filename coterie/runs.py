@@ -5,19 +5,18 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from coterie import checkpoint, registry
 from coterie.config import Training, build
 from coterie.data import Federation
 from coterie.evaluate import Evaluation, validation_score
 from coterie.folder import Folder
+from coterie.joint import Settle, Stack, Work, alone, family, most_clients, pays
 from coterie.method import Method
 from coterie.net import PerSample
 from coterie.result import Result
@@ -56,17 +55,10 @@ def run(
     """
     chosen = registry.method(method) if isinstance(method, str) else method
     options = build(Training, training, "training")
-    place = Folder(Path(folder)) if folder is not None else None
-    saved = place.load() if place is not None and resume and place.checkpoint.exists() else None
-    choices = saved[1]["choices"] if saved else None
-    simulation = Simulation(chosen, model, federation, options, head, loss, choices)
-    if saved:
-        simulation.restore(*saved)
-    elif place is not None and not resume:
-        place.create(_config(chosen, simulation, head))
-    elif place is not None:
-        place.restart()
-    return _Driver(simulation, place, watch).drive()
+    driver = _Driver(chosen, options, Folder(Path(folder)) if folder is not None else None, watch, resume)
+    driver.build(model, federation, head, loss)
+    with _stop_on_ctrl_c() as asked:
+        return alone(driver.drive(asked.is_set))
 
 
 def compare(
@@ -77,22 +69,50 @@ def compare(
     """Run every method with every seed on the same federation; Local and FedAvg are always among them."""
     chosen = with_baselines([registry.method(m) if isinstance(m, str) else m for m in methods])
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    results = []
     check(chosen, model, federation, head=head, loss=loss, **training)
+    results: dict[tuple[Method, int], Result] = {}
+    families: dict[Hashable, list[_Driver]] = {}
     for one in chosen:
         for seed in numbers:
-            inner = Path(folder) / _slug(registry.spelling(one)) / f"seed{seed}" if folder is not None else None
-            options = {**training, "seed": seed}
-            if inner is not None and resume and Folder(inner).finished:
-                results.append(Folder(inner).result())
+            inner = Folder(Path(folder) / _slug(registry.spelling(one)) / f"seed{seed}") if folder is not None else None
+            if inner is not None and resume and inner.finished:
+                results[one, seed] = inner.result()
                 continue
-            again = resume and inner is not None and (inner / "config.json").exists()
-            result = run(
-                one, model, federation, folder=inner, head=head, loss=loss, watch=watch, resume=again,
-                **options,
-            )
-            results.append(result if folder is None else replace(result, simulation=None))
-    return results
+            again = resume and inner is not None and (inner.path / "config.json").exists()
+            options = build(Training, {**training, "seed": seed}, "training")
+            families.setdefault(family(one), []).append(_Driver(one, options, inner, watch, again))
+    for drivers in families.values():
+        for driver, result in _side_by_side(drivers, lambda d, twin: d.build(model, federation, head, loss, twin)):
+            kept = result if folder is None else replace(result, simulation=None)
+            results[driver.method, driver.training.seed] = kept
+    return [results[one, seed] for one in chosen for seed in numbers]
+
+
+def _side_by_side(
+    drivers: Sequence[_Driver], build: Callable[[_Driver, Simulation | None], Simulation]
+) -> Iterator[tuple[_Driver, Result]]:
+    """Runs of one family of methods to their ends: as one stack where that pays, otherwise one after another."""
+    left = list(drivers)
+    while left:
+        first = build(left[0], None)
+        size, reason = 1, ""
+        if len(drivers) > 1:
+            joins, reason = pays(first)
+            room = most_clients(first)
+            size = max(1, room // len(first.selected(0))) if joins else 1
+        now, left = left[:size], left[size:]
+        for driver in now[1:]:
+            build(driver, first)
+        for driver in now:
+            if reason:
+                together = f"{len(now)} runs in one stack" if len(now) > 1 else "alone"
+                driver.simulation.choices["join"] = f"{together}: {reason}"
+        with _stop_on_ctrl_c() as asked:
+            works = [driver.drive(asked.is_set) for driver in now]
+            done = Stack[Result](room, asked.set).run(works) if len(works) > 1 else [alone(works[0])]
+        yield from zip(now, done, strict=True)
+        for driver in now:
+            del driver.simulation
 
 
 def check(
@@ -114,27 +134,53 @@ def with_baselines(methods: Sequence[Method]) -> list[Method]:
 class _Driver:
     """The rounds of one run: train, evaluate, record, checkpoint, stop early."""
 
-    def __init__(self, simulation: Simulation, folder: Folder | None, watch: Watch | None) -> None:
-        self.simulation, self.folder, self.watch = simulation, folder, watch
-        self.training = simulation.training
-        self.spelling = registry.spelling(simulation.method)
-        self.history: list[Evaluation] = folder.history() if folder is not None else []
-        self.rounds: list[dict[str, Any]] = folder.rounds() if folder is not None else []
+    def __init__(
+        self, method: Method, training: Training, folder: Folder | None, watch: Watch | None, resume: bool
+    ) -> None:
+        self.method, self.training, self.folder, self.watch, self.resume = method, training, folder, watch, resume
+        self.spelling = registry.spelling(method)
 
-    def drive(self) -> Result:
+    def build(
+        self, model: ModelLike, federation: Federation, head: str | None, loss: PerSample | None,
+        twin: Simulation | None = None,
+    ) -> Simulation:
+        """The simulation at its start, or where its folder's checkpoint left it."""
+        folder, self.head = self.folder, head
+        self.saved = folder is not None and self.resume and folder.checkpoint.exists()
+        saved = folder.load() if folder is not None and self.saved else None
+        choices = saved[1]["choices"] if saved else None
+        self.simulation = Simulation(self.method, model, federation, self.training, head, loss, choices, twin)
+        if saved:
+            self.simulation.restore(*saved)
+        return self.simulation
+
+    def _open(self) -> None:
+        """Begin the records, or read those that a checkpoint goes with."""
+        self.history: list[Evaluation] = []
+        self.rounds: list[dict[str, Any]] = []
+        if self.folder is None:
+            return
+        if not self.resume:
+            self.folder.create(_config(self.method, self.simulation, self.head))
+        elif not self.saved:
+            self.folder.restart()
+        self.history, self.rounds = self.folder.history(), self.folder.rounds()
+
+    def drive(self, stopped: Callable[[], bool]) -> Work[Result]:
+        """The whole run; what its clients compute is asked for by `yield`."""
         simulation = self.simulation
-        with _stop_on_ctrl_c() as stopped:
-            self._evaluate_when_due()
-            while simulation.rounds_done < self.training.rounds and not self._patience_is_over():
-                self._round()
-                self._evaluate_when_due()
-                done = simulation.rounds_done == self.training.rounds or self._patience_is_over()
-                if done or stopped() or simulation.rounds_done % self.training.checkpoint_every == 0:
-                    self._save()
-                if stopped() and not done:
-                    raise Interrupted
+        self._open()
+        yield from self._evaluate_when_due()
+        while simulation.rounds_done < self.training.rounds and not self._patience_is_over():
+            yield from self._round()
+            yield from self._evaluate_when_due()
+            done = simulation.rounds_done == self.training.rounds or self._patience_is_over()
+            if done or stopped() or simulation.rounds_done % self.training.checkpoint_every == 0:
+                self._save()
+            if stopped() and not done:
+                raise Interrupted
         if self.history[-1].round != simulation.rounds_done:
-            self._evaluate()
+            yield from self._evaluate()
         self._save()
         result = Result(
             self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
@@ -146,24 +192,23 @@ class _Driver:
             self.folder.finish({"rounds": simulation.rounds_done, "seconds": result.seconds, "rows_sha256": rows})
         return result
 
-    def _round(self) -> None:
+    def _round(self) -> Work[None]:
         start = time.perf_counter()
-        done = self.simulation.round()
-        if self.simulation.device.type == "cuda":
-            torch.cuda.synchronize()
-        self.rounds.append({**asdict(done), "seconds": round(time.perf_counter() - start, 6)})
+        done = yield from self.simulation.rounding()
+        beside = yield Settle(self.simulation.device, done.round)
+        self.rounds.append({**asdict(done), "seconds": round((time.perf_counter() - start) / beside, 6)})
         if self.folder is not None:
             self.folder.append_round(self.rounds[-1])
         self._tell()
 
-    def _evaluate_when_due(self) -> None:
+    def _evaluate_when_due(self) -> Work[None]:
         t = self.simulation.rounds_done
         due = t % self.training.evaluate_every == 0 or t == self.training.rounds
         if due and not (self.history and self.history[-1].round == t):
-            self._evaluate()
+            yield from self._evaluate()
 
-    def _evaluate(self) -> None:
-        self.history.append(self.simulation.evaluate())
+    def _evaluate(self) -> Work[None]:
+        self.history.append((yield from self.simulation.evaluating()))
         if self.folder is not None:
             self.folder.append_evaluation(self.history[-1])
         self._tell()
@@ -204,11 +249,11 @@ def _slug(spelling: str) -> str:
 
 
 @contextmanager
-def _stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
-    """The first ctrl-C lets the round finish; a second one stops at once."""
+def _stop_on_ctrl_c() -> Iterator[threading.Event]:
+    """The first ctrl-C sets the event, which lets the round finish; a second one stops at once."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield asked
         return
 
     def ask(number: int, frame: Any) -> None:
@@ -218,7 +263,7 @@ def _stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
 
     before = signal.signal(signal.SIGINT, ask)
     try:
-        yield asked.is_set
+        yield asked
     finally:
         signal.signal(signal.SIGINT, before)
 

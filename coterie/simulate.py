@@ -23,10 +23,11 @@ from coterie.engine.stacked import Stacked
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
+from coterie.joint import Call, Work, alone
 from coterie.layout import Layout
 from coterie.method import Method, Uploads
 from coterie.net import Net, PerSample, Task
-from coterie.records import Nothing, Record
+from coterie.records import Nothing, Record, Upload
 
 ModelLike = nn.Module | Callable[[], nn.Module]
 COMPARED = 256
@@ -50,8 +51,9 @@ class Simulation:
 
     def __init__(
         self, method: Method, model: ModelLike, federation: Federation, training: Training, head: str | None = None,
-        loss: PerSample | None = None, choices: dict[str, Any] | None = None,
+        loss: PerSample | None = None, choices: dict[str, Any] | None = None, twin: Simulation | None = None,
     ) -> None:
+        """`twin` is a simulation of the same family of methods: its engine serves both where the module is the same."""
         self.method, self.training = method, training
         self.federation = federation if method.validation else federation.without_validation()
         self.population = self.federation.population
@@ -64,18 +66,29 @@ class Simulation:
             self.federation.classes,
         )
         self.layout = self.init.layout
-        task = Task.of(federation.classes, loss)
-        net = Net(self.init.module, self.layout, task, bf16=training.precision == "bf16")
-        net.module.to(self.device)
-        self.choices = self._choose(net, choices or {})
-        chain = Chain.of(net, self.federation.x, self.device, self.dtype) if "direct" in self.choices else None
-        self.engine = Stacked(net, self.federation, self.device, self.dtype, chain=chain, capture=training.capture)
+        self.engine: Stacked
+        self.choices: dict[str, Any]
+        if twin is not None and self._like(twin, choices or {}):
+            self.choices, self.engine = dict(twin.choices), twin.engine
+        else:
+            task = Task.of(federation.classes, loss)
+            net = Net(self.init.module, self.layout, task, bf16=training.precision == "bf16")
+            net.module.to(self.device)
+            self.choices = self._choose(net, choices or {})
+            chain = Chain.of(net, self.federation.x, self.device, self.dtype) if "direct" in self.choices else None
+            self.engine = Stacked(net, self.federation, self.device, self.dtype, chain=chain, capture=training.capture)
         self.check(method, self.population, self.layout)
         self._names = streams.integers("client", self.federation.names)
         self._histogram = self.federation.histogram("train")  # [clients, classes]
         self._selections: dict[int, IntArray] = {}
+        self._indices: dict[bytes, tuple[Tensor, Tensor, Tensor]] = {}
         self.rounds_done = 0
         self._begin(None if training.wave else (choices or {}).get("wave"))
+
+    def _like(self, twin: Simulation, choices: dict[str, Any]) -> bool:
+        """Whether a twin's engine computes what this run's would, and as it did before the run was stopped."""
+        kept = all(choices[name] == twin.choices.get(name) for name in ("engine", "direct") if name in choices)
+        return kept and twin.engine.net.fits(self.init.module)
 
     @staticmethod
     def check(method: Method, population: int, layout: Layout) -> None:
@@ -137,16 +150,18 @@ class Simulation:
         """How many clients are computed at once when each holds so many models; see `coterie.engine.waves`."""
         if self.training.wave:
             return min(self.training.wave, self.population)
+        fit = waves.fitting(self.client_bytes(models), memory.free(self.device))
+        return waves.size(fit, self._asked, self.population)
+
+    def client_bytes(self, models: int) -> int:
+        """What one client with so many models takes in a stack."""
         x, training = self.engine.x, self.training
         outputs = waves.activations(self.engine.net, self.init.row, x[:1])
         largest = int(np.diff(self.federation.bounds, axis=1).max())
         batch = min(training.batch, largest) if training.batch else largest
         scored = min(self.engine.evaluation_batch, largest)
-        each = models * waves.slot_bytes(
-            self.layout.size, x[0].numel(), outputs, batch, scored, self.dtype.itemsize
-        )
-        fit = waves.fitting(each, memory.free(self.device))
-        return waves.size(fit, self._asked, self.population)
+        size = self.layout.size
+        return models * waves.slot_bytes(size, x[0].numel(), outputs, batch, scored, self.dtype.itemsize)
 
     @property
     def own(self) -> Record:
@@ -165,8 +180,13 @@ class Simulation:
 
     def round(self) -> Round:
         """One communication round."""
+        return alone(self.rounding())
+
+    def rounding(self) -> Work[Round]:
+        """One communication round; what its clients compute is asked for by `yield`."""
         t = self.rounds_done
-        selected, answering = self.selected(t), self._answering(t)
+        selected = self.selected(t)
+        answering = self._answering(selected, t)
         work = self._straggling(answering, t)
         report: dict[str, Any] = {}
         down: dict[str, int] = {}
@@ -178,16 +198,13 @@ class Simulation:
                 place = np.searchsorted(answering, wave)
                 cohort = self.cohort(wave, None if work is None else work[place])
                 payload = self._payload(self.server, wave)
-                sent, state = self.method.local(cohort, payload, self._own(wave))
+                sent, state = yield Call(_local, self.method, cohort, (payload, self._own(wave)))
                 down, up = self._traffic(payload.tensors(), "down"), self._traffic(sent.tensors(), "up")
                 uploads.append(self._without_local_buffers(sent.tensors()))
                 self._ahead(parts[number + 1 :] or self._first_of_round(t + 1))
                 self._keep(wave, state.tensors(), cohort.left)
-            n = torch.from_numpy(self.engine.sizes(answering, "train")).to(self.device)
-            merged = Uploads(
-                records.concatenate(uploads), torch.from_numpy(answering).to(self.device), n, n.double() / n.sum(),
-                self.population, t, self.layout,
-            )
+            ids, n, share = self._weighed(answering)
+            merged = Uploads(records.concatenate(uploads), ids, n, share, self.population, t, self.layout)
             report = self._conflicts(merged.tensors, t) | {
                 name: value.tolist() for name, value in self.method.report(self.server, merged).items()
             }
@@ -219,11 +236,15 @@ class Simulation:
 
     def evaluate(self) -> Evaluation:
         """Score all stages of the current state. Server and clients stay as they are."""
-        stages = self._stages(self.federation.seen, self.server, "")
+        return alone(self.evaluating())
+
+    def evaluating(self) -> Work[Evaluation]:
+        """`evaluate`; what its clients compute is asked for by `yield`."""
+        stages = yield from self._stages(self.federation.seen, self.server, "")
         unseen = self.federation.unseen
         if len(unseen):
-            server = self._admitted(self.server, unseen)
-            stages |= self._stages(unseen, server, "unseen_")
+            server = yield from self._admitting(self.server, unseen)
+            stages |= yield from self._stages(unseen, server, "unseen_")
         return Evaluation(self.rounds_done, stages)
 
     def row(self, client: int, adapted: bool = False) -> Tensor:
@@ -237,6 +258,8 @@ class Simulation:
 
     def selected(self, t: int) -> IntArray:
         """The clients asked in round t: those with the smallest draws, so the set does not depend on their order."""
+        if self._asked == self.population:
+            return np.arange(self.population)
         if t not in self._selections:
             draws = self._chance(np.arange(self.population), t, "participate")
             self._selections = {k: ids for k, ids in self._selections.items() if k + 1 >= t}  # this round and the next
@@ -247,8 +270,9 @@ class Simulation:
     def _asked(self) -> int:
         return max(1, round(self.training.participation * self.population))
 
-    def _answering(self, t: int) -> IntArray:
-        selected = self.selected(t)
+    def _answering(self, selected: IntArray, t: int) -> IntArray:
+        if not self.training.dropouts:
+            return selected
         return selected[self._chance(selected, t, "dropout") >= self.training.dropouts]
 
     def _chance(self, ids: IntArray, t: int, purpose: str) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -266,7 +290,9 @@ class Simulation:
 
     def _first_of_round(self, t: int) -> list[IntArray]:
         """The first wave of a round, where it pays to know it in advance."""
-        return self._waves(self._answering(t))[:1] if self._states.away and t < self.training.rounds else []
+        if not self._states.away or t >= self.training.rounds:
+            return []
+        return self._waves(self._answering(self.selected(t), t))[:1]
 
     def _ahead(self, parts: Sequence[IntArray]) -> None:
         """Bring the states of the first of these waves to the device while it computes."""
@@ -284,6 +310,20 @@ class Simulation:
             self._names[ids], work, training.buffers == "server",
         )
 
+    def _index(self, ids: IntArray) -> Tensor:
+        """Client numbers on the device."""
+        return self._weighed(ids)[0]
+
+    def _weighed(self, ids: IntArray) -> tuple[Tensor, Tensor, Tensor]:
+        """Client numbers, their training samples n and n / sum of n, on the device; a few are kept there."""
+        key = ids.tobytes()
+        if key not in self._indices:
+            if len(self._indices) > 4:
+                self._indices.clear()
+            index, n = torch.from_numpy(np.stack([ids, self.engine.sizes(ids, "train")])).to(self.device)
+            self._indices[key] = (index, n, n.double() / n.sum())
+        return self._indices[key]
+
     def _own(self, ids: IntArray) -> Record:
         return self._own_type.of(self._states.take(ids))
 
@@ -300,16 +340,19 @@ class Simulation:
     # -- what travels ----------------------------------------------------------------------------------------------
 
     def _admitted(self, server: Record, ids: IntArray) -> Record:
+        return alone(self._admitting(server, ids))
+
+    def _admitting(self, server: Record, ids: IntArray) -> Work[Record]:
         hello = self.method.hello(server)
-        told = [
-            self.method.introduce(self.cohort(wave), records.spread(hello, len(wave))) for wave in self._waves(ids)
-        ]
+        told = []
+        for wave in self._waves(ids):
+            told.append((yield Call(_introduce, self.method, self.cohort(wave), (records.spread(hello, len(wave)),))))
         introductions = type(told[0]).of(records.concatenate([one.tensors() for one in told]))
-        admitted: Record = self.method.admit(server, torch.from_numpy(ids).to(self.device), introductions)
+        admitted: Record = self.method.admit(server, self._index(ids), introductions)
         return admitted
 
     def _payload(self, server: Record, ids: IntArray) -> Record:
-        sent = self.method.send(server, torch.from_numpy(ids).to(self.device))
+        sent = self.method.send(server, self._index(ids))
         payload = records.spread(sent, len(ids))
         if self._statistics is None or ids.max() >= self.population:
             return payload
@@ -347,22 +390,17 @@ class Simulation:
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
-    def _stages(self, ids: IntArray, server: Record, prefix: str) -> dict[str, Scores]:
-        two = ("served", "adapted")
-        test: dict[str, list[dict[str, Tensor]]] = {stage: [] for stage in two}
-        val: dict[str, list[dict[str, Tensor]]] = {stage: [] for stage in two}
-        spent: dict[str, list[IntArray]] = {stage: [] for stage in two}
+    def _stages(self, ids: IntArray, server: Record, prefix: str) -> Work[dict[str, Scores]]:
+        found: list[dict[str, Measured]] = []
         parts = self._waves(ids)
         for number, wave in enumerate(parts):
-            row, cohort = self._deployed(wave, server)
-            for stage in two:
-                row = cohort.train(row) if stage == "adapted" else row
-                test[stage].append(cohort.measure(row, "test"))
-                val[stage].append(cohort.measure(row, "val"))
-                spent[stage].append(cohort.spent)
-            if not prefix:
+            cohort, payload = self.cohort(wave), self._payload(server, wave)
+            if prefix:
+                found.append((yield Call(_score_newcomers, self.method, cohort, (payload,))))
+            else:
+                found.append((yield Call(_score, self.method, cohort, (payload, self._own(wave)))))
                 self._ahead(parts[number + 1 :])
-        return {f"{prefix}{stage}": self._scores(ids, test[stage], val[stage], spent[stage]) for stage in two}
+        return {f"{prefix}{stage}": self._scores(ids, [one[stage] for one in found]) for stage in found[0]}
 
     def _deployed(self, ids: IntArray, server: Record) -> tuple[Tensor, Cohort]:
         """The rows `[C, D]` that these clients use, and the cohort that made them; newcomers join first."""
@@ -371,9 +409,8 @@ class Simulation:
         mine = self._own(ids) if ids.max() < self.population else self.method.join(cohort, payload)
         return self.method.deploy(cohort, payload, mine), cohort
 
-    def _scores(
-        self, ids: IntArray, test: list[dict[str, Tensor]], val: list[dict[str, Tensor]], spent: list[IntArray]
-    ) -> Scores:
+    def _scores(self, ids: IntArray, found: list[Measured]) -> Scores:
+        test, val, spent = zip(*found, strict=True)
         seen = {name: t.double().cpu().numpy() for name, t in records.concatenate(test).items()}
         chosen = {name: t.double().cpu().numpy() for name, t in records.concatenate(val).items()}
         has_val = self.engine.sizes(ids, "val") > 0
@@ -474,6 +511,33 @@ class Simulation:
                 "GPU in tf32 or bf16 only); use engine=auto."
             )
         return found
+
+
+# -- what clients compute: `function(method, cohort, *records)`, see `coterie.joint` -----------------------------------
+
+Measured = tuple[dict[str, Tensor], dict[str, Tensor], IntArray]
+"""One stage of some clients: metrics `[C]` on test and on validation data, and the steps spent on the model `[C]`."""
+
+
+def _introduce(method: Method, cohort: Cohort, hello: Record) -> Upload:
+    return method.introduce(cohort, hello)
+
+
+def _local(method: Method, cohort: Cohort, payload: Record, mine: Record) -> tuple[Upload, Record]:
+    return method.local(cohort, payload, mine)
+
+
+def _score(method: Method, cohort: Cohort, payload: Record, mine: Record) -> dict[str, Measured]:
+    row = method.deploy(cohort, payload, mine)
+    found: dict[str, Measured] = {}
+    for stage in ("served", "adapted"):
+        row = cohort.train(row) if stage == "adapted" else row
+        found[stage] = (cohort.measure(row, "test"), cohort.measure(row, "val"), cohort.spent)
+    return found
+
+
+def _score_newcomers(method: Method, cohort: Cohort, payload: Record) -> dict[str, Measured]:
+    return _score(method, cohort, payload, method.join(cohort, payload))
 
 
 def device(name: str) -> torch.device:

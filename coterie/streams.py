@@ -32,9 +32,12 @@ def _mix(h: Any) -> Any:
 def _number(word: Word) -> int | Tensor:
     if isinstance(word, str):
         return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big", signed=True)
-    if isinstance(word, int):
-        return (word + (_WRAP >> 1)) % _WRAP - (_WRAP >> 1)
-    return word
+    return signed(word) if isinstance(word, int) else word
+
+
+def signed(number: int) -> int:
+    """Any whole number as the int64 with the same last 64 bits, which stands for it in a key."""
+    return (number + (_WRAP >> 1)) % _WRAP - (_WRAP >> 1)
 
 
 def key(*words: Word) -> Tensor:

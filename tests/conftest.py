@@ -14,6 +14,7 @@ from torch import nn
 from coterie import registry, streams
 from coterie.config import Training
 from coterie.data import Federation
+from coterie.joint import Stack, alone
 from coterie.simulate import Simulation
 
 torch.set_num_threads(1)  # the tensors are tiny, and the tests run in parallel
@@ -89,14 +90,14 @@ def federation(sizes=SIZES, val=(2, 3, 0, 1), test=(3, 4, 2, 5), kind="scores", 
     )
 
 
-def simulation(method="fedavg", model="mlp", data=None, head=None, loss=None, choices=None, **training):
+def simulation(method="fedavg", model="mlp", data=None, head=None, loss=None, choices=None, twin=None, **training):
     """A simulation in float64 on the CPU with batches of 3, unless told otherwise."""
     chosen = registry.method(method) if isinstance(method, str) else method
     kind = {"words": "words", "regression": "regression"}.get(model, "scores")
     options = {"batch": 3, "lr": 0.1, "precision": "float64", "device": "cpu", **training}
     factory = MODELS[model] if isinstance(model, str) else model
     data = data if data is not None else federation(kind=kind)
-    return Simulation(chosen, factory, data, Training(**options), head=head, loss=loss, choices=choices)
+    return Simulation(chosen, factory, data, Training(**options), head=head, loss=loss, choices=choices, twin=twin)
 
 
 def cohort(sim, ids=None, work=None):
@@ -121,6 +122,39 @@ def after(rounds, *args, **options):
     for _ in range(rounds):
         sim.round()
     return state(sim)
+
+
+def side_by_side(specs, model="mlp", rounds=2, seeds=(0, 1), most=1000, **options):
+    """States and last evaluations of every method with every seed: of runs alone, then of one stack; and the stack."""
+
+    def working(sim):
+        for _ in range(rounds):
+            yield from sim.rounding()
+        scores = yield from sim.evaluating()
+        return state(sim), scores
+
+    def built(shared):
+        sims = []
+        for spec in specs:
+            for seed in seeds:
+                twin = sims[0] if sims and shared else None
+                sims.append(simulation(spec, model, seed=seed, twin=twin, **options))
+        return sims
+
+    stack = Stack(most)
+    return [alone(working(sim)) for sim in built(False)], stack.run([working(sim) for sim in built(True)]), stack
+
+
+def agree(apart, joined, tolerance=1e-12):
+    """States and scores of runs alone and joined."""
+    for (one, scores), (other, theirs) in zip(apart, joined, strict=True):
+        close(one, other, tolerance)
+        assert scores.stages.keys() == theirs.stages.keys()
+        for stage, mine in scores.stages.items():
+            np.testing.assert_array_equal(mine.steps, theirs.stages[stage].steps)
+            for name in mine.test:
+                np.testing.assert_allclose(mine.test[name], theirs.stages[stage].test[name], rtol=1e-9)
+                np.testing.assert_allclose(mine.val[name], theirs.stages[stage].val[name], rtol=1e-9)
 
 
 def seen_clients(sim):

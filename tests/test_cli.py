@@ -400,3 +400,28 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     for name in ("local", "fedavg", "fedper"):
         results = [json.loads((tmp_path / x / name / "seed0" / "result.json").read_text()) for x in ("whole", "cut")]
         assert results[0]["rows_sha256"] == results[1]["rows_sha256"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_seeds_that_share_a_stack_are_stopped_and_resumed_to_the_same_rows(tmp_path, how):
+    """The seeds of fedavg run side by side when the command is stopped; both are resumed, bit for bit."""
+    words = ["compare", "fedavg", *SMALL, "--seeds", 3, "--rounds", 80, "--set", "checkpoint_every=3"]
+    assert coterie(*words, "--out", "whole", cwd=tmp_path).returncode == 0
+    running = start(tmp_path, *words, "--out", "cut")
+    wait_for_rounds(tmp_path / "cut" / "fedavg" / "seed2" / "metrics.jsonl", 12, running)
+    running.send_signal(how)
+    _, said = running.communicate(timeout=60)
+    folders = [Folder(tmp_path / "cut" / "fedavg" / f"seed{seed}") for seed in range(3)]
+    assert not any(folder.finished for folder in folders)  # they were under way together
+    assert all(folder.config()["choices"]["join"].startswith("3 runs in one stack") for folder in folders)
+    if how == signal.SIGINT:
+        assert running.returncode == 130
+        assert "resume" in said
+        for folder in folders:  # each was saved after the round it was in
+            assert checkpoint.load(folder.checkpoint)[1]["round"] == len(folder.rounds())
+    resumed = coterie("resume", "cut", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    for path in (tmp_path / "whole").glob("*/seed*/result.json"):
+        again = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
+        assert json.loads(again.read_text())["rows_sha256"] == json.loads(path.read_text())["rows_sha256"]
+        assert [r["round"] for r in Folder(again.parent).rounds()] == list(range(80))  # each once

@@ -78,20 +78,24 @@ def pack(
     def put(values: IntArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
-    segment = torch.repeat_interleave(torch.arange(len(slot), device=device), put(length), output_size=count)
-    number = torch.arange(count, device=device) - put(first)[segment]
+    # Everything the device needs is sent at once: on a GPU, many small copies would cost more than the packing.
+    sent = put(np.stack([first, epoch * passes[slot], steps[slot], slot, starts[slot], length, order[slot],
+                         epoch + first_epoch]))
+    segment = torch.repeat_interleave(torch.arange(len(slot), device=device), sent[5], output_size=count)
+    begin, past, last, position, start = sent[:5, segment].unbind()
+    number = torch.arange(count, device=device) - begin
     sample = number
     if keys is not None and batch:
-        of_segment = streams.key(keys.to(device)[put(order[slot])], put(epoch + first_epoch))
+        of_segment = streams.key(keys.to(device)[sent[6]], sent[7])
         bits = streams.key(of_segment[segment], number) & ((1 << 40) - 1)
         sample = number[torch.sort((segment << 40) | bits, stable=True).indices]
-    step = put(epoch * passes[slot])[segment] + number // width
-    inside = step < put(steps[slot])[segment]
+    step = past + number // width
+    inside = step < last
     index = ~put(starts)[None, :, None].expand(total_steps, len(order), width).clone()
-    flat = (step * len(order) + put(slot)[segment]) * width + number % width
+    flat = (step * len(order) + position) * width + number % width
     # A sample beyond a slot's last step is written to a spare cell behind the table instead of being filtered out:
     # a boolean filter would make the host wait for the device.
     table = torch.cat([index.reshape(-1), index.new_zeros(1)])
-    table[torch.where(inside, flat, table.numel() - 1)] = put(starts[slot])[segment] + sample
+    table[torch.where(inside, flat, table.numel() - 1)] = start + sample
     index = table[:-1].view(total_steps, len(order), width)
     return Plan(index, order, steps, sizes, passes, first_epoch * passes, width)

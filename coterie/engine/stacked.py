@@ -32,6 +32,8 @@ Step = Callable[[Net, Given, Any, Given], Mapping[str, Tensor]]
 Sum = Callable[[Net, Tensor, Batch, Given], Any]
 Split = Literal["train", "val", "test"]
 Tensors = Mapping[str, Tensor]
+Rate = float | Tensor
+"""A learning rate: one for all, or one a client `[C]`."""
 Short = tuple[int, int] | None
 """(step, samples) where one slot takes an incomplete batch at its true size; None for a step of the whole prefix."""
 
@@ -106,14 +108,15 @@ class Stacked:
     # -- the three primitives --------------------------------------------------------------------------------------
 
     def train(
-        self, ids: IntArray, rows: Tensor, given: Tensors, work: Work, lr: float, part: str = "all",
+        self, ids: IntArray, rows: Tensor, given: Tensors, work: Work, lr: Rate, part: str = "all",
         correct: Correct | None = None, objective: Objective | None = None, clip: float | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Local SGD from `rows [C, (K,) D]`; returns trained rows and the mean loss of the last pass `[C, (K)]`."""
         copies = rows.shape[1] if rows.ndim == 3 else 1
         trained = [entry for entry in self.layout.within(part) if entry.trainable]
         plan, keys = self._batches(ids, copies, work)
-        key = ("train", identity(objective), identity(correct), clip, part, copies, plan.batch, _signature(given))
+        each = isinstance(lr, Tensor)
+        key = ("train", identity(objective), identity(correct), clip, part, copies, plan.batch, _signature(given), each)
 
         def build() -> _Program:
             if self.chain is not None and objective is None:
@@ -122,11 +125,12 @@ class Stacked:
 
         program = self._program(key, build, plan)
         slots = rows.reshape(len(ids) * copies, -1)
-        (out,), losses = program.run({"row": slots}, _repeat(given, copies), plan, keys, lr)
+        rate = lr.repeat_interleave(copies) if isinstance(lr, Tensor) else lr
+        (out,), losses = program.run({"row": slots}, _repeat(given, copies), plan, keys, rate)
         return out.view(rows.shape), losses.view(rows.shape[:-1])
 
     def loop(
-        self, ids: IntArray, step: Step, state: Tensors, given: Tensors, work: Work, lr: float,
+        self, ids: IntArray, step: Step, state: Tensors, given: Tensors, work: Work, lr: Rate,
         until: Callable[[Given], Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], IntArray]:
         """`state <- step(net, state, batch, given)` on every batch: the state `[C, ...]` and the steps taken `[C]`."""
@@ -136,7 +140,8 @@ class Stacked:
         plan, keys = plans[0]
         index = torch.cat([p.index for p, _ in plans], dim=2) if len(plans) > 1 else plan.index
         plan = replace(plan, index=index)
-        key = ("loop", identity(step), work.streams, plan.batch, _signature(given), _signature(state))
+        each = isinstance(lr, Tensor)
+        key = ("loop", identity(step), work.streams, plan.batch, _signature(given), _signature(state), each)
         program = self._program(key, lambda: _Custom(self, step, work.streams), plan)
         out, _ = program.run(dict(state), given, plan, keys, lr)
         return dict(zip(state, out, strict=True)), self.steps(ids, work)
@@ -274,7 +279,7 @@ class Stacked:
         return max(steps, per_pass * -(-steps // max(per_pass, 1)))
 
     def _passes(
-        self, ids: IntArray, step: Step, state: Tensors, given: Tensors, work: Work, lr: float,
+        self, ids: IntArray, step: Step, state: Tensors, given: Tensors, work: Work, lr: Rate,
         until: Callable[[Given], Tensor],
     ) -> tuple[dict[str, Tensor], IntArray]:
         current = {name: t.clone() for name, t in state.items()}
@@ -287,7 +292,8 @@ class Stacked:
             one = replace(one_pass, keys=work.keys[torch.from_numpy(left)], work=share, first_epoch=epoch)
             index = torch.from_numpy(left).to(self.device)
             part = {name: t[index] for name, t in current.items()}
-            part, _ = self.loop(ids[left], step, part, {n: t[index] for n, t in given.items()}, one, lr)
+            rate = lr[index] if isinstance(lr, Tensor) else lr
+            part, _ = self.loop(ids[left], step, part, {n: t[index] for n, t in given.items()}, one, rate)
             for name, value in part.items():
                 current[name][index] = value
             taken[left] += now
@@ -340,7 +346,7 @@ class _Program:
         self.runner: Steps | None = None
 
     def run(
-        self, state: dict[str, Tensor], given: Tensors, plan: Plan, keys: Tensor, lr: float
+        self, state: dict[str, Tensor], given: Tensors, plan: Plan, keys: Tensor, lr: Rate
     ) -> tuple[list[Tensor], Tensor]:
         """Run the plan from `state [slots, ...]`; returns the final state and the slots' mean loss of the last pass."""
         engine = self.engine
@@ -348,7 +354,7 @@ class _Program:
         prefixes = plan.active()
         engine.net.mode(training=True)
         with torch.no_grad():
-            self._hold(state, given, plan, order, prefixes)
+            self._hold(state, given, plan, order, prefixes, isinstance(lr, Tensor))
             slots = len(order)
             for name, tensor in state.items():
                 self.state[name][:slots].copy_(tensor[order])
@@ -357,7 +363,10 @@ class _Program:
             self.index[: len(plan.index), :slots].copy_(plan.index)
             self.keys[:slots].copy_(keys.to(engine.device)[order])
             self.before[:slots].copy_(torch.from_numpy(plan.before))
-            self.lr.fill_(lr)
+            if isinstance(lr, Tensor):
+                self.lr[:slots].copy_(lr[order])
+            else:
+                self.lr.fill_(lr)
             self.losses.zero_()
             assert self.runner is not None
             self._go(plan, prefixes)
@@ -366,7 +375,7 @@ class _Program:
             return out, self._last_pass(plan)[back]
 
     def _hold(
-        self, state: Tensors, given: Tensors, plan: Plan, order: Tensor, prefixes: list[int]
+        self, state: Tensors, given: Tensors, plan: Plan, order: Tensor, prefixes: list[int], rates: bool
     ) -> None:
         """Static tensors: kept from call to call where graphs are captured, made anew elsewhere."""
         device, captured = self.engine.device, self.engine.captures
@@ -378,7 +387,7 @@ class _Program:
             self.index = torch.zeros(steps, slots, plan.index.shape[2], dtype=torch.int64, device=device)
             self.keys = torch.zeros(slots, dtype=torch.int64, device=device)
             self.before = torch.zeros(slots, dtype=torch.int64, device=device)
-            self.lr = torch.zeros((), dtype=self.engine.dtype, device=device)
+            self.lr = torch.zeros((slots,) if rates else (), dtype=self.engine.dtype, device=device)
             self.losses = torch.zeros(steps, slots, dtype=self.engine.dtype, device=device)
             self.runner = Steps(self.step, slots, self.counter, captured)
         self.index.fill_(0)
@@ -428,6 +437,11 @@ class _Program:
         """The keys of this step's noise `[slots]`."""
         return streams.key(self.keys[where], self.before[where] + place, *stream)
 
+    def _rate(self, where: slice, moving: Tensor | None = None) -> Tensor:
+        """The learning rate, 0 for slots that do not move: a 0-d tensor, or `[slots]` where they differ."""
+        lr = self.lr[where] if self.lr.ndim else self.lr
+        return lr if moving is None else lr * moving.to(lr.dtype)
+
     def _moving(self, weight: Tensor, short: Short) -> Tensor | None:
         """Which slots take part in this step `[slots]`; None where the prefix is exact, so all do."""
         full = self.engine.net.batch_statistics and short is None
@@ -470,7 +484,7 @@ class _Sgd(_Program):
         found = engine.each(one, {**trainable, **fixed}, (Batch(x, y, weight, keys),), given)
         loss = found.pop("")
         self.losses[:, where].index_copy_(0, place, loss.detach()[None].to(self.losses.dtype))
-        self._move(trainable, found, given, self.lr if moving is None else self.lr * moving.to(self.lr.dtype))
+        self._move(trainable, found, given, self._rate(where, moving))
         for name, old in before.items():
             assert moving is not None
             fixed[name].copy_(torch.where(moving.view(-1, *(1,) * (old.ndim - 1)), fixed[name], old))
@@ -523,13 +537,13 @@ class _Direct(_Sgd):
                 if prefix != active:
                     tensors, active = {name: t[:prefix] for name, t in whole.items()}, prefix
                 near = slice(0, prefix)
-                loss = self._descend(tensors, near, x[step, near], target.at((step, near)), self.lr)
+                loss = self._descend(tensors, near, x[step, near], target.at((step, near)), self._rate(near))
                 self.losses[first + step, near] = loss
 
     def _advance(self, where: slice, index: Tensor, short: Short) -> None:
         x, y, weight = self.engine.gather(index, self.engine.samples)
         moving = self._moving(weight, short)
-        lr = self.lr if moving is None else self.lr * moving.to(self.lr.dtype)
+        lr = self._rate(where, moving)
         tensors = self.engine.layout.views(self.state["row"][where])
         loss = self._descend(tensors, where, x, self.chain.target(y, weight), lr)
         self.losses[:, where].index_copy_(0, self._place(short), loss[None].to(self.losses.dtype))
@@ -565,7 +579,7 @@ class _Custom(_Program):
             keys = self._noise(where, place, stream) if stream else self._noise(where, place)
             batches.append(Batch(x, y, weight, keys))
         state = {name: t[where] for name, t in self.state.items()}
-        lr = self.lr.expand(len(index))
+        lr = self._rate(where).expand(len(index))
         given = {name: t[where] for name, t in self.given.items()} | {"lr": lr}
         moving = self._moving(batches[0].weight, short)
         in_place = moving is not None and engine.net.batch_statistics  # running statistics move in the state itself

@@ -78,6 +78,8 @@ class Store:
 
     def take(self, ids: IntArray) -> dict[str, Tensor]:
         """These clients' slices `[C, ...]` on the device, as copies."""
+        if not self._tables:
+            return {}
         fetched = self._fetched
         if fetched is not None and np.array_equal(fetched.ids, ids):
             self._fetched = None

@@ -28,8 +28,7 @@ class Live:
             TimeRemainingColumn(), TextColumn("{task.fields[clients]}"), console=self.console, transient=True,
         )
         self._task: TaskID | None = None
-        self._current: tuple[str, int] | None = None
-        self._number = 0
+        self._done: dict[tuple[str, int], int] = {}  # rounds of each run that was heard of; several may take turns
         self._printed = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -43,15 +42,14 @@ class Live:
         self._bar.stop()
 
     def __call__(self, state: State) -> None:
-        if (state.method, state.seed) != self._current:
-            self._current = (state.method, state.seed)
-            self._number += 1
+        self._done[state.method, state.seed] = state.round
         served = summarise(state.latest.stages["served"])
         accuracy = state.latest.stages["served"].metric == "accuracy"
         mean, worst = (f"{100 * v:.1f} %" if accuracy else f"{v:.4g}" for v in (served.mean, served.worst))
         clients = f"mean {mean}  worst {worst}"
-        name = f"{self._number}/{self.runs} {state.method} seed {state.seed}"
-        total, done = self.runs * state.rounds, (self._number - 1) * state.rounds + state.round
+        number = list(self._done).index((state.method, state.seed)) + 1
+        name = f"{number}/{self.runs} {state.method} seed {state.seed}"
+        total, done = self.runs * state.rounds, sum(self._done.values())
         if self.console.is_terminal:
             if self._task is None:
                 self._task = self._bar.add_task(name, total=total, clients=clients)

@@ -85,6 +85,21 @@ def test_a_client_never_seen_gets_a_model(tiny, method):
     assert np.isfinite(sim.evaluate().stages["unseen_adapted"].test["loss"]).all()
 
 
+READS_ONE_SLICE = ("pfedhn",)  # a newcomer's introduction takes the server's network from one slice for all
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_seeds_in_one_stack_are_the_two_runs(tiny, method):
+    """Clients compute for themselves and draw from streams of their own run, so sharing a stack changes nothing."""
+    data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
+    apart, joined, stack = tiny.side_by_side([method], data=data, participation=0.75)
+    tiny.agree(apart, joined)
+    apart_from_others = 1 if method in READS_ONE_SLICE else 0
+    assert len(stack.apart) == apart_from_others
+    # each run: two rounds, the scores of the seen, the newcomers' introductions and their scores
+    assert stack.joined == 2 * (5 - apart_from_others)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_one_client_alone(tiny, method):
     """A federation of one either runs or is refused before round 1 with a sentence."""

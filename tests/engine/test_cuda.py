@@ -8,6 +8,7 @@ from torch import nn
 from coterie import registry
 from coterie.config import Training
 from coterie.data import Federation
+from coterie.joint import Stack, alone
 from coterie.engine import waves
 from coterie.records import Model
 from coterie.simulate import Simulation
@@ -53,6 +54,39 @@ def test_cuda_graphs_equal_the_cpu_in_float64(spec, build):
         torch.testing.assert_close(rows[name], expected[name], rtol=1e-9, atol=1e-9)
     for name in expected_scores:
         np.testing.assert_allclose(scores[name], expected_scores[name], rtol=1e-8)
+
+
+@pytest.mark.parametrize("build", [plain, dropping, normalising])
+@pytest.mark.parametrize("specs", [("fedavg",), ("fedfew",), ("fedper",), ("fedprox:mu=0.1", "fedprox:mu=1"),
+                                   ("ditto:personal_lr=0.1", "ditto:personal_lr=0.02"), ("pfedme", "pfedme:lam=3")])
+def test_runs_in_one_stack_of_graphs_equal_runs_alone(specs, build):
+    """Seeds, and numbers and learning rates of each client's own, in graphs captured for the whole stack."""
+
+    def working(simulation):
+        for _ in range(4):
+            yield from simulation.rounding()
+        yield from simulation.evaluating()
+
+    ends = []
+    for shared in (False, True):
+        made: list[Simulation] = []
+        for spec in specs:
+            for seed in (0, 1, 2):
+                training = Training(device="cuda", precision="float64", batch=8, participation=0.8, seed=seed)
+                twin = made[0] if made and shared else None
+                made.append(Simulation(registry.method(spec), build, federation(), training, twin=twin))
+        stack = Stack(1000)
+        if shared:
+            stack.run([working(simulation) for simulation in made])
+            assert not stack.apart
+            assert stack.joined == 3 * len(specs) * 7  # four rounds, two scores and the newcomers' introduction
+        else:
+            for simulation in made:
+                alone(working(simulation))
+        ends.append([simulation.snapshot()[0] for simulation in made])
+    for one, other in zip(*ends, strict=True):
+        for name in one:
+            torch.testing.assert_close(one[name], other[name], rtol=1e-9, atol=1e-9)
 
 
 def step(net, state, batch, given):

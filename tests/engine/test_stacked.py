@@ -692,3 +692,21 @@ def test_batchnorm_part_is_every_tensor_of_such_layers(tiny):
     tensors = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     assert sorted(names) == sorted(f"1.{name}" for name in tensors)
     assert tiny.simulation().layout.within("batchnorm") == ()
+
+
+@pytest.mark.parametrize("model", ["mlp", "bn"])
+def test_clients_may_have_learning_rates_of_their_own(tiny, model):
+    """One rate a client, in plain training of two models each and in a step: each client as with its rate alone."""
+    sim = tiny.simulation("fedavg", model)
+    cohort, start, rates = tiny.cohort(sim), tiny.rows(sim, models=2), torch.tensor([0.3, 0.01, 0.2, 0.07])
+    work = cohort._amount(None, None, "train")
+
+    def step(net, s, batch, given):
+        return {"row": s.row - given.lr * net.grad(s.row, batch)}
+
+    trained, _ = sim.engine.train(np.arange(4), start, {}, work, rates)
+    moved, _ = sim.engine.loop(np.arange(4), step, {"row": start[:, 0]}, {}, work, rates)
+    for client, rate in enumerate(rates.tolist()):
+        alone = tiny.cohort(sim, [client])
+        assert_close(trained[client], alone.train(start[[client]], lr=rate)[0])
+        assert_close(moved["row"][client], alone.loop(step, {"row": start[[client], 0]}, lr=rate)["row"][0])
