@@ -8,8 +8,8 @@ from torch import nn
 from coterie import registry
 from coterie.config import Training
 from coterie.data import Federation
-from coterie.joint import Stack, alone
 from coterie.engine import waves
+from coterie.joint import Stack, alone
 from coterie.records import Model
 from coterie.simulate import Simulation
 
