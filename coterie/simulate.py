@@ -80,6 +80,7 @@ class Simulation:
         self.check(method, self.population, self.layout)
         self._names = streams.integers("client", self.federation.names)
         self._histogram = self.federation.histogram("train")  # [clients, classes]
+        self._selections: dict[int, IntArray] = {}
         self._indices: dict[bytes, tuple[Tensor, Tensor, Tensor]] = {}
         self.rounds_done = 0
         self._begin(None if training.wave else (choices or {}).get("wave"))
@@ -259,8 +260,11 @@ class Simulation:
         """The clients asked in round t: those with the smallest draws, so the set does not depend on their order."""
         if self._asked == self.population:
             return np.arange(self.population)
-        draws = self._chance(np.arange(self.population), t, "participate")
-        return np.sort(np.argsort(draws, kind="stable")[: self._asked])
+        if t not in self._selections:
+            draws = self._chance(np.arange(self.population), t, "participate")
+            self._selections = {k: ids for k, ids in self._selections.items() if k + 1 >= t}  # this round and the next
+            self._selections[t] = np.sort(np.argpartition(draws, self._asked - 1)[: self._asked])
+        return self._selections[t]
 
     @property
     def _asked(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _WRAP = 1 << 64
 
 
-def _mix(h: Tensor) -> Tensor:
-    """The splitmix64 finaliser on int64 tensors (products wrap; shifts are made logical by masking)."""
+def _mix(h: Any) -> Any:
+    """The splitmix64 finaliser on int64 tensors or arrays (products wrap; shifts are made logical by masking)."""
     h = (h ^ ((h >> 30) & ((1 << 34) - 1))) * _MIX_1
     h = (h ^ ((h >> 27) & ((1 << 37) - 1))) * _MIX_2
     return h ^ ((h >> 31) & ((1 << 33) - 1))
@@ -41,11 +42,18 @@ def signed(number: int) -> int:
 
 def key(*words: Word) -> Tensor:
     """The int64 key of a stream; tensor words broadcast, so one call gives the keys of many clients."""
-    device = next((word.device for word in words if isinstance(word, Tensor)), None)
-    h = torch.zeros((), dtype=torch.int64, device=device)
+    tensors = [word for word in words if isinstance(word, Tensor)]
+    if torch._C._functorch.peek_interpreter_stack() is not None or any(t.device.type != "cpu" for t in tensors):
+        h = torch.zeros((), dtype=torch.int64, device=tensors[0].device if tensors else None)
+        for word in words:
+            h = _mix(h * 3 + _number(word) + _GOLDEN)
+        return h
+    state = np.zeros(1, dtype=np.int64)  # NumPy's small operations cost a tenth of PyTorch's
     for word in words:
-        h = _mix(h * 3 + _number(word) + _GOLDEN)
-    return h
+        number = _number(word)
+        state = _mix(state * 3 + (number.numpy() if isinstance(number, Tensor) else number) + _GOLDEN)
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
+    return torch.from_numpy(state).view(shape)
 
 
 def integer(*words: Word) -> int:
@@ -65,5 +73,5 @@ def uniform(stream: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.f
     for side in shape:
         count *= side
     counter = torch.arange(count, device=stream.device)
-    bits = _mix(stream + _GOLDEN * (counter + 1))
+    bits: Tensor = _mix(stream + _GOLDEN * (counter + 1))
     return ((bits >> 40) & ((1 << 24) - 1)).to(dtype).mul(2.0**-24).reshape(shape)

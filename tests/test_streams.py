@@ -130,3 +130,9 @@ def test_the_same_bits_in_float32_and_float64():
     """24 bits are exact in both, so dropout masks do not depend on the precision."""
     key = streams.key(9)
     assert torch.equal(streams.uniform(key, (1000,)).double(), streams.uniform(key, (1000,), torch.float64))
+
+
+@given(st.lists(st.text(max_size=8), max_size=5))
+def test_integers_of_many_names_are_those_of_each(names):
+    """The vector gives what `integer` gives name by name, so clients' streams stay what they are."""
+    assert streams.integers("client", names).tolist() == [streams.integer("client", name) for name in names]

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from coterie import runs
-from coterie.engine import memory, store, waves
+from coterie import checkpoint, runs, simulate
+from coterie.engine import memory, stacked, store, waves
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
 
@@ -219,3 +219,42 @@ def test_the_wave_follows_from_free_memory_and_the_models_of_a_client(tiny, monk
     began = {"engine": "stack", "wave": 5}
     assert tiny.simulation(data=data, choices=began).wave == 5  # a resumed run goes on as it began
     assert tiny.simulation(data=data, choices=began, wave=3).wave == 3  # unless told otherwise
+
+
+# -- what must not grow with the clients ------------------------------------------------------------------------------
+
+
+def test_plans_for_scoring_are_kept_up_to_a_limit(tiny, monkeypatch):
+    """A plan of one client holds 1 x 1 x n samples and 5 numbers; the one used longest ago goes first."""
+    monkeypatch.setattr(stacked, "PLANS_KEPT", 40)
+    engine = tiny.simulation(data=tiny.federation(sizes=(7, 12, 1, 5))).engine
+    first, second, third = (engine._split_plan(np.array([i]), 1, "train") for i in (0, 1, 2))  # 12, 17 and 6 numbers
+    assert engine._split_plan(np.array([0]), 1, "train") is first
+    engine._split_plan(np.array([3]), 1, "train")  # 10 more are 45, so the second, by now the oldest, goes
+    assert engine._split_plan(np.array([2]), 1, "train") is third
+    assert engine._split_plan(np.array([0]), 1, "train") is first
+    assert engine._split_plan(np.array([1]), 1, "train") is not second
+    assert engine._plans_hold == sum(plan.numbers for plan in engine._plans.values()) <= 40
+
+
+def test_pairs_are_counted_among_a_few(tiny, monkeypatch):
+    """Of 6 participants with 3 compared, the last round records the 3 x 3 cosines of the updates 0, 2 and 5."""
+    monkeypatch.setattr(simulate, "COMPARED", 3)
+    sim = tiny.simulation(data=tiny.federation(sizes=(6, 3, 1, 5, 4, 9)), rounds=1)
+    start = sim.server.row
+    moved = torch.stack([sim.row(i, adapted=True) - start for i in (0, 2, 5)])
+    found = torch.tensor(sim.round().report["cosines"], dtype=torch.float64)
+    unit = moved / moved.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(found, unit @ unit.T, rtol=0, atol=1e-4)  # recorded with four digits
+
+
+def test_a_checkpoint_holds_tensors_that_share_memory_and_copies_no_table(tmp_path):
+    """Slices and twins come back as they were; a tensor with memory of its own is written from where it lies."""
+    table = torch.arange(12.0).view(4, 3)
+    tensors = {"table": table, "twin": table, "slice": table[1:3], "column": table[:, 1]}
+    tensors["spread"] = table[0].expand(2, 3)
+    assert checkpoint._apart(tensors)["table"].data_ptr() == table.data_ptr()
+    checkpoint.save(tmp_path / "state", tensors, {})
+    found, _ = checkpoint.load(tmp_path / "state")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
