@@ -52,8 +52,7 @@ def key(*words: Word) -> Tensor:
     for word in words:
         number = _number(word)
         state = _mix(state * 3 + (number.numpy() if isinstance(number, Tensor) else number) + _GOLDEN)
-    shape = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
-    return torch.from_numpy(state).view(shape)
+    return torch.from_numpy(state).view(np.broadcast_shapes(*(tuple(t.shape) for t in tensors)))
 
 
 def integer(*words: Word) -> int:

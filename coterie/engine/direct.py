@@ -28,8 +28,8 @@ aten = torch.ops.aten
 class Target(NamedTuple):
     """What the outputs `[P, B, C]` are compared with, and each sample's share of the mean, `[P, B, 1]`.
 
-    Labels come as their indicator times the share, so that the gradient of the cross entropy is
-    softmax(outputs) * share - value.
+    Labels come as minus their indicator times the share, so that the gradient of the cross entropy is
+    softmax(outputs) * share + value.
     """
 
     value: Tensor
@@ -250,23 +250,24 @@ class Chain:
         share = (weight / weight.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1)
         if self.classes:
             value = torch.zeros(*y.shape, self.classes, dtype=share.dtype, device=share.device)
-            return Target(value.scatter_(-1, y.unsqueeze(-1), share), share)
+            return Target(value.scatter_(-1, y.unsqueeze(-1), -share), share)
         return Target(y.flatten(weight.ndim) if y.ndim > weight.ndim else y.unsqueeze(-1), share)
 
     def descend(
-        self, tensors: Tensors, x: Tensor, target: Target, scale: Tensor, into: Tensors, keep: bool = True
+        self, tensors: Tensors, x: Tensor, target: Target, scale: Tensor | None, into: Tensors, keep: bool = True
     ) -> Tensor:
-        """Add `scale [P]` times the gradient of the mean loss to the tensors in `into`; returns the loss `[P]`.
+        """Add `scale [P]` times the gradient of the mean loss to what is in `into`; returns the outputs `[P, B, C]`.
 
-        `x [P, B, ...]` are `samples`.
-        The tensors of `into` may be the parameters themselves: `scale = -lr` is then a step of SGD. Without `keep`
-        what they held is overwritten. Gradients are linear in that of the outputs, so the scale goes there.
+        `x [P, B, ...]` are `samples`. The tensors of `into` may be the parameters themselves: `scale = -lr` is then a
+        step of SGD. Without `keep` what they held is overwritten. Gradients are linear in that of the outputs, so the
+        scale goes there; without one it is in the target (`scaled`).
         """
         if self.alone and len(x) > 1:
             return torch.cat([
                 self.descend(
                     {n: t[p : p + 1] for n, t in tensors.items()}, x[p : p + 1], target.at(slice(p, p + 1)),
-                    scale if scale.ndim == 0 else scale[p : p + 1], {n: t[p : p + 1] for n, t in into.items()}, keep,
+                    scale if scale is None or scale.ndim == 0 else scale[p : p + 1],
+                    {n: t[p : p + 1] for n, t in into.items()}, keep,
                 )
                 for p in range(len(x))
             ])
@@ -274,12 +275,32 @@ class Chain:
         for layer in self.layers:
             x, state = layer.forward(tensors, x)
             kept.append(state)
-        loss, gradient = self._loss(x, target, scale)
+        outputs = x.to(target.share.dtype)
+        gradient = self._slope(outputs, target)
+        if scale is not None:
+            gradient.mul_(scale.view(-1, 1, 1))
         lowest = next(i for i, layer in enumerate(self.layers) if layer.weight in into or layer.bias in into)
         for number in range(len(self.layers) - 1, lowest - 1, -1):
             way = Way(into, keep, number > lowest)
             gradient = self.layers[number].back(tensors, kept.pop(), gradient, way)
-        return loss
+        return outputs
+
+    def scaled(self, target: Target, scale: Tensor) -> Target:
+        """The target whose slope is `scale` (0-d, or one a model `[P]`) times as large; for many steps at once."""
+        factor = scale.view(-1, 1, 1)
+        return Target(target.value * factor if self.classes else target.value, target.share * factor)
+
+    def loss(self, outputs: Tensor, target: Target) -> Tensor:
+        """The mean loss, `[..., B, C] -> [...]`."""
+        if self.classes:
+            return (outputs.log_softmax(-1) * target.value).sum((-2, -1))
+        return ((outputs - target.value).square() * target.share).sum((-2, -1)) / outputs.shape[-1]
+
+    def _slope(self, outputs: Tensor, target: Target) -> Tensor:
+        """The gradient of the loss with respect to the outputs, `[P, B, C]`."""
+        if self.classes:
+            return torch.addcmul(target.value, outputs.softmax(-1), target.share)
+        return (outputs - target.value).mul_(target.share * (2 / outputs.shape[-1]))
 
     def outputs(self, tensors: Tensors, x: Tensor) -> Tensor:
         """`x [P, B, ...]` of `samples` -> `[P, B, C]`."""
@@ -290,18 +311,6 @@ class Chain:
         for layer in self.layers:
             x, _ = layer.forward(tensors, x)
         return x if self.low is None else x.to(torch.float32)
-
-    def _loss(self, outputs: Tensor, target: Target, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """`[P, B, C]` -> the loss `[P]`, and `scale` times its gradient `[P, B, C]`."""
-        outputs = outputs.to(target.share.dtype)
-        factor = scale.view(-1, 1, 1)
-        if self.classes:
-            log = outputs.log_softmax(-1)
-            loss = (log * target.value).sum((1, 2)).neg_()
-            return loss, torch.addcmul(target.value.neg(), log.exp_(), target.share).mul_(factor)
-        share = target.share / outputs.shape[-1]
-        apart = outputs - target.value
-        return (apart.square() * share).sum((1, 2)), apart.mul_(share).mul_(2 * factor)
 
 
 # -- reading a module --------------------------------------------------------------------------------------------------

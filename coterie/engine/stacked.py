@@ -21,6 +21,7 @@ from coterie.engine.capture import Pool, Steps, identity
 from coterie.engine.direct import Chain, Target
 from coterie.engine.memory import keep_freed
 from coterie.engine.packing import IntArray, Plan, pack, steps_of
+from coterie.engine.trial import threads
 from coterie.errors import CoterieError
 from coterie.layout import Entry, Layout
 from coterie.net import Batch, Given, Net, Objective, default_objective
@@ -354,46 +355,56 @@ class _Program:
         prefixes = plan.active()
         engine.net.mode(training=True)
         with torch.no_grad():
-            self._hold(state, given, plan, order, prefixes, isinstance(lr, Tensor))
-            slots = len(order)
-            for name, tensor in state.items():
-                self.state[name][:slots].copy_(tensor[order])
-            for name, tensor in given.items():
-                self.given[name][:slots].copy_(tensor[order])
-            self.index[: len(plan.index), :slots].copy_(plan.index)
-            self.keys[:slots].copy_(keys.to(engine.device)[order])
-            self.before[:slots].copy_(torch.from_numpy(plan.before))
-            if isinstance(lr, Tensor):
-                self.lr[:slots].copy_(lr[order])
+            rate = lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=engine.dtype, device=engine.device)
+            if engine.captures:
+                self._load(state, given, plan, keys, rate, order, prefixes)
             else:
-                self.lr.fill_(lr)
-            self.losses.zero_()
-            assert self.runner is not None
+                self.state = {name: t[order] for name, t in state.items()}
+                self.given = {name: t[order] for name, t in given.items()}
+                self.index, self.keys = plan.index, keys.to(engine.device)[order]
+                self.before = torch.from_numpy(plan.before).to(engine.device)
+                self.lr = rate[order] if rate.ndim else rate
+                self.losses = torch.zeros(plan.index.shape[:2], dtype=engine.dtype, device=engine.device)
+                self.runner = Steps(self.step, len(order), self.counter, captured=False)
             self._go(plan, prefixes)
             back = torch.argsort(order)
-            out = [self.state[name][:slots][back] for name in state]
+            out = [self.state[name][: len(order)][back] for name in state]
             return out, self._last_pass(plan)[back]
 
-    def _hold(
-        self, state: Tensors, given: Tensors, plan: Plan, order: Tensor, prefixes: list[int], rates: bool
+    def _load(
+        self, state: Tensors, given: Tensors, plan: Plan, keys: Tensor, lr: Tensor, order: Tensor, prefixes: list[int]
     ) -> None:
-        """Static tensors: kept from call to call where graphs are captured, made anew elsewhere."""
-        device, captured = self.engine.device, self.engine.captures
-        if self.runner is None or not captured:
-            slots = self.slots if captured else len(order)
-            steps = self.steps if captured else len(plan.index)
-            self.state = {n: torch.zeros(slots, *t.shape[1:], dtype=t.dtype, device=device) for n, t in state.items()}
-            self.given = {n: torch.zeros(slots, *t.shape[1:], dtype=t.dtype, device=device) for n, t in given.items()}
-            self.index = torch.zeros(steps, slots, plan.index.shape[2], dtype=torch.int64, device=device)
-            self.keys = torch.zeros(slots, dtype=torch.int64, device=device)
-            self.before = torch.zeros(slots, dtype=torch.int64, device=device)
-            self.lr = torch.zeros((slots,) if rates else (), dtype=self.engine.dtype, device=device)
-            self.losses = torch.zeros(steps, slots, dtype=self.engine.dtype, device=device)
-            self.runner = Steps(self.step, slots, self.counter, captured)
+        """Fill the static tensors that captured graphs read and write; made and captured on first use."""
+        device = self.engine.device
+        if self.runner is None:
+            self.state = {
+                n: torch.zeros(self.slots, *t.shape[1:], dtype=t.dtype, device=device) for n, t in state.items()
+            }
+            self.given = {
+                n: torch.zeros(self.slots, *t.shape[1:], dtype=t.dtype, device=device) for n, t in given.items()
+            }
+            self.index = torch.zeros(self.steps, self.slots, plan.index.shape[2], dtype=torch.int64, device=device)
+            self.keys = torch.zeros(self.slots, dtype=torch.int64, device=device)
+            self.before = torch.zeros(self.slots, dtype=torch.int64, device=device)
+            self.lr = torch.zeros((self.slots,) if lr.ndim else (), dtype=self.engine.dtype, device=device)
+            self.losses = torch.zeros(self.steps, self.slots, dtype=self.engine.dtype, device=device)
+            self.runner = Steps(self.step, self.slots, self.counter, captured=True)
         self.index.fill_(0)
         self.runner.prepare(prefixes, self.engine._pool)
-        if captured and self.index.shape[1] > len(order):
-            self.index[:, len(order) :] = -1  # slots beyond this stack are all padding
+        slots = len(order)
+        self.index[:, slots:] = -1  # slots beyond this stack are all padding
+        self.index[: len(plan.index), :slots].copy_(plan.index)
+        for name, tensor in state.items():
+            self.state[name][:slots].copy_(tensor[order])
+        for name, tensor in given.items():
+            self.given[name][:slots].copy_(tensor[order])
+        self.keys[:slots].copy_(keys.to(device)[order])
+        self.before[:slots].copy_(torch.from_numpy(plan.before))
+        if lr.ndim:
+            self.lr[:slots].copy_(lr[order])
+        else:
+            self.lr.copy_(lr)
+        self.losses.zero_()
 
     def _go(self, plan: Plan, prefixes: list[int]) -> None:
         assert self.runner is not None
@@ -514,6 +525,7 @@ class _Direct(_Sgd):
     """The same for the task's mean loss of a chain of layers, which knows its gradient (`direct`)."""
 
     BLOCK = 1 << 24  # bytes of samples gathered at once on a host
+    SMALL = 3e7  # FLOP of a step below which a second thread costs more than it brings
 
     def __init__(
         self, engine: Stacked, chain: Chain, trained: list[Entry], correct: Correct | None, clip: float | None
@@ -526,37 +538,54 @@ class _Direct(_Sgd):
             super()._go(plan, prefixes)
             return
         engine = self.engine
+        flop = 6.0 * engine.layout.size * plan.index[0].numel() if len(prefixes) else 0.0
+        with threads(1 if flop < self.SMALL else torch.get_num_threads()):
+            self._steps(plan, prefixes)
+
+    def _steps(self, plan: Plan, prefixes: list[int]) -> None:
+        """All steps from the host; the samples of many steps are gathered at once."""
+        engine = self.engine
         one = self.index[:1, :, : plan.batch].numel() * engine.x[0].numel() * engine.x.element_size()
         block = max(1, self.BLOCK // max(one, 1))
         whole = tensors = engine.layout.views(self.state["row"])
         active = len(self.state["row"])
         for first in range(0, len(prefixes), block):
             x, y, weight = engine.gather(self.index[first : first + block, : prefixes[first]], engine.samples)
-            target = self.chain.target(y, weight)
+            target, plain = self.chain.target(y, weight), self.correct is None and self.clip is None
+            slope = self.chain.scaled(target, -self._rate(slice(0, prefixes[first]))) if plain else target
+            inputs, values, shares = x.unbind(), slope.value.unbind(), slope.share.unbind()
+            outputs: Tensor | None = None
             for step, prefix in enumerate(prefixes[first : first + block]):
                 if prefix != active:
                     tensors, active = {name: t[:prefix] for name, t in whole.items()}, prefix
                 near = slice(0, prefix)
-                loss = self._descend(tensors, near, x[step, near], target.at((step, near)), self._rate(near))
-                self.losses[first + step, near] = loss
+                aim = Target(values[step][near], shares[step][near])
+                out = self._descend(tensors, near, inputs[step][near], aim, None if plain else self._rate(near))
+                if outputs is None:
+                    outputs = out.new_zeros(len(x), *out.shape)
+                outputs[step, near] = out
+            assert outputs is not None
+            self.losses[first : first + len(x), : prefixes[first]] = self.chain.loss(outputs, target)
 
     def _advance(self, where: slice, index: Tensor, short: Short) -> None:
         x, y, weight = self.engine.gather(index, self.engine.samples)
         moving = self._moving(weight, short)
         lr = self._rate(where, moving)
         tensors = self.engine.layout.views(self.state["row"][where])
-        loss = self._descend(tensors, where, x, self.chain.target(y, weight), lr)
+        target = self.chain.target(y, weight)
+        loss = self.chain.loss(self._descend(tensors, where, x, target, lr), target)
         self.losses[:, where].index_copy_(0, self._place(short), loss[None].to(self.losses.dtype))
 
-    def _descend(self, tensors: Tensors, where: slice, x: Tensor, target: Target, lr: Tensor) -> Tensor:
-        """One step of the slots with these tensors; returns their loss `[slots]` before it."""
+    def _descend(self, tensors: Tensors, where: slice, x: Tensor, target: Target, lr: Tensor | None) -> Tensor:
+        """One step of the slots with these tensors; returns the outputs before it. Without `lr` it is in the target."""
         trainable = {entry.name: tensors[entry.name] for entry in self.trained}
         if self.correct is None and self.clip is None:
-            return self.chain.descend(tensors, x, target, -lr, trainable)
+            return self.chain.descend(tensors, x, target, None if lr is None else -lr, trainable)
+        assert lr is not None
         found = {name: torch.empty_like(t, memory_format=torch.contiguous_format) for name, t in trainable.items()}
-        loss = self.chain.descend(tensors, x, target, torch.ones_like(lr), found, keep=False)
+        outputs = self.chain.descend(tensors, x, target, None, found, keep=False)
         self._move(trainable, found, {name: t[where] for name, t in self.given.items()}, lr)
-        return loss
+        return outputs
 
 
 class _Custom(_Program):

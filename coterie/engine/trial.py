@@ -1,9 +1,10 @@
-"""Stack or loop, tried out: on a host small models are faster stacked and large ones one after another."""
+"""What is faster on a host: small models stacked, large ones one after another (tried out); and how many threads."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -44,6 +45,19 @@ def times(net: Net, row: Tensor, x: Tensor, y: Tensor) -> dict[str, float]:
         net.stacked = before
         _known[key] = {"models": models, "stacked": round(together * 1e3, 3), "looped": round(alone * 1e3, 3)}
     return _known[key]
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for PyTorch's operations until the block ends."""
+    before = torch.get_num_threads()
+    if count != before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count != before:
+            torch.set_num_threads(before)
 
 
 def _best(call: Callable[[], object], tries: int) -> float:

@@ -121,7 +121,8 @@ def gradients(module, found, shape, classes, device, dtype, whole=False):
     into = {name: torch.ones_like(t) for name, t in views.items()}
     scale = torch.tensor([1.0, 2.0, -1.0], dtype=dtype, device=device)
     inputs = found.samples(x.flatten(0, 1)).unflatten(0, (3, 6))
-    loss = found.descend(views, inputs, found.target(y, weight), scale, into)
+    target = found.target(y, weight)
+    loss = found.loss(found.descend(views, inputs, target, scale, into), target)
     wide, ends = module.to(device).double(), []
     for p in range(3):
         mine = {name: t[p].double().detach().requires_grad_() for name, t in views.items()}
