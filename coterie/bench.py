@@ -49,7 +49,7 @@ class Published:
 
     def train(
         self, ids: Any, rows: Tensor, given: dict[str, Tensor], work: Work, lr: float, part: str = "all",
-        correct: Any = None, objective: Any = None, clip: float | None = None,
+        correct: Any = None, objective: Any = None, clip: float | None = None, watch: bool = True,
     ) -> tuple[Tensor, Tensor]:
         assert clip is None
         copies = rows.shape[1] if rows.ndim == 3 else 1
@@ -149,6 +149,10 @@ class Timing:
         return rounds * self.published / (self.first + (rounds - 1) * self.seconds)
 
 
+def median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
 def timed(work: Callable[[], Any], device: str, times: int) -> float:
     """The median of so many times of `work` in seconds, the device idle before and after each."""
     taken = []
@@ -160,7 +164,7 @@ def timed(work: Callable[[], Any], device: str, times: int) -> float:
         if device == "cuda":
             torch.cuda.synchronize()
         taken.append(time.perf_counter() - start)
-    return sorted(taken)[len(taken) // 2]
+    return median(taken)
 
 
 def rows_of(simulation: Simulation) -> Tensor:
@@ -237,17 +241,19 @@ def measure(
     load = work_of(case)
     floor = max(load["flop"] / rates[1], load["bytes"] / rates[0])
     slow = case.built("float32", published=True)  # `apart` has warmed it up
-    base = timed(slow.round, case.device, published_rounds)
-    del slow
     for precision in precisions:
         if case.device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         fast = case.built(precision)
         first = timed(fast.round, case.device, 1)
-        seconds = timed(fast.round, case.device, rounds)
+        base, mine = [], []
+        for turn in range(published_rounds):  # in turn, so that other work on the machine meets both
+            base.append(timed(slow.round, case.device, 1))
+            mine += [timed(fast.round, case.device, 1) for _ in range(turn, rounds, published_rounds)]
+        seconds = median(mine)
         yield Timing(
-            registry.spelling(registry.method(case.method)), precision, distance, base, first, seconds,
+            registry.spelling(registry.method(case.method)), precision, distance, median(base), first, seconds,
             load["samples"] / seconds, load["flop"] / seconds, load["bytes"] / seconds / rates[0], seconds / floor,
             torch.cuda.max_memory_allocated() if case.device == "cuda" else _resident(),
         )

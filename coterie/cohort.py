@@ -233,22 +233,28 @@ class Cohort:
         """
         return self.train_watched(
             rows, given, epochs=epochs, steps=steps, lr=lr, part=part, correct=correct, objective=objective,
-            clip=clip, distinct=distinct, purpose=purpose,
+            clip=clip, distinct=distinct, purpose=purpose, watch=False,
         )[0]
 
     def train_watched(
         self, rows: Tensor, given: GivenLike = None, *, epochs: int | None = None, steps: int | None = None,
         lr: float | None = None, part: str = "all", correct: Correct | None = None,
         objective: Objective | None = None, clip: float | None = None, distinct: bool = False, purpose: str = "train",
+        watch: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """`train`, and the running loss of the last epoch `[C, (K)]`: each batch before its step, in training mode."""
+        """`train`, and the running loss of the last epoch `[C, (K)]`: each batch before its step, in training mode.
+
+        Without `watch` the loss is not computed, and 0.
+        """
         work = self._amount(epochs, steps, purpose, distinct=distinct)
         still = work.epochs == 0 if work.steps is None else work.steps == 0
         if still or not any(entry.trainable for entry in self.layout.within(part)):
             return rows.clone(), self.loss(rows)
         self.spent = self.spent + self._engine.steps(self._ids, work)
         chosen = self._local.lr if lr is None else lr
-        new, loss = self._engine.train(self._ids, rows, _tensors(given), work, chosen, part, correct, objective, clip)
+        new, loss = self._engine.train(
+            self._ids, rows, _tensors(given), work, chosen, part, correct, objective, clip, watch
+        )
         if self._frozen_buffers:
             new = self.layout.put(new, "buffers", self.layout.cut(rows, "buffers"))
         if purpose == "train":

@@ -9,8 +9,10 @@ goes the general way.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +25,7 @@ from coterie.net import Net, cross_entropy, squared_error
 Pair = tuple[int, int]
 Tensors = Mapping[str, Tensor]
 aten = torch.ops.aten
+threshold = aten.threshold_backward.default
 
 
 class Target(NamedTuple):
@@ -39,8 +42,7 @@ class Target(NamedTuple):
         return Target(self.value[where], self.share[where])
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """One way back through a layer: tensors that receive gradients, whether they keep what they hold, and whether
     the layer below asks for a gradient too."""
 
@@ -87,25 +89,25 @@ class Dense(Layer):
 
     def forward(self, tensors: Tensors, x: Tensor) -> tuple[Tensor, Any]:
         assert self.weight is not None
-        weight, low = tensors[self.weight], x.dtype
-        used = weight if weight.dtype == low else weight.to(low)
-        if self.bias is None:
-            y = torch.bmm(x, used.mT)
-        else:
-            y = torch.baddbmm(tensors[self.bias].to(low).unsqueeze(1), x, used.mT)
+        used, bias = tensors[self.weight], tensors[self.bias] if self.bias is not None else None
+        if used.dtype != x.dtype:
+            used, bias = used.to(x.dtype), bias.to(x.dtype) if bias is not None else None
+        y = torch.bmm(x, used.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, used.mT)
         if self.relu:
             y.clamp_min_(0)
         return y, (x, y, used)
 
     def back(self, tensors: Tensors, kept: Any, gradient: Tensor, way: Way) -> Tensor:
         x, y, used = kept
-        gradient = gradient.to(x.dtype)
+        if gradient.dtype != x.dtype:
+            gradient = gradient.to(x.dtype)
         if self.relu:
-            gradient = aten.threshold_backward(gradient, y, 0)
+            gradient = threshold(gradient, y, 0)
         below = torch.bmm(gradient, used) if way.further else gradient
-        way.add(self.bias, gradient.sum(1, dtype=None if x.dtype != torch.bfloat16 else torch.float32))
-        if self.weight is not None and self.weight in way.into:
-            weight = way.into[self.weight]
+        if self.bias in way.into:
+            way.add(self.bias, gradient.sum(1, dtype=torch.float32 if x.dtype == torch.bfloat16 else None))
+        weight = way.into.get(self.weight or "")
+        if weight is not None:
             if weight.dtype == x.dtype:
                 weight.baddbmm_(gradient.mT, x, beta=1 if way.keep else 0)
             else:
@@ -156,7 +158,7 @@ class Convolved(Layer):
         image, weight, y, before, places = kept
         gradient = gradient[0].movedim(-1, 1)
         if self.relu:
-            gradient = aten.threshold_backward(gradient, y, 0)
+            gradient = threshold(gradient, y, 0)
         way.add(self.bias, gradient.sum((0, 2, 3)).unsqueeze(0))
         if places is not None:
             size = (self.pool, self.pool, [0, 0], [1, 1], False)
@@ -190,7 +192,7 @@ class Windows(Convolved):
         image, y, places = kept
         weight = tensors[self.weight]
         if self.relu:
-            gradient = aten.threshold_backward(gradient, y, 0)
+            gradient = threshold(gradient, y, 0)
         way.add(self.bias, gradient.sum((1, 2, 3), dtype=torch.float32))
         window = self.window
         shape = (image.shape[2] + 2 * self.padding[0] - window[0] + 1,
@@ -263,26 +265,22 @@ class Chain:
         scale goes there; without one it is in the target (`scaled`).
         """
         if self.alone and len(x) > 1:
-            return torch.cat([
-                self.descend(
-                    {n: t[p : p + 1] for n, t in tensors.items()}, x[p : p + 1], target.at(slice(p, p + 1)),
-                    scale if scale is None or scale.ndim == 0 else scale[p : p + 1],
-                    {n: t[p : p + 1] for n, t in into.items()}, keep,
-                )
-                for p in range(len(x))
-            ])
+            return _apart(len(x), lambda p: self.descend(
+                {n: t[p] for n, t in tensors.items()}, x[p], target.at(p),
+                scale if scale is None or scale.ndim == 0 else scale[p], {n: t[p] for n, t in into.items()}, keep,
+            ))
         kept = []
         for layer in self.layers:
             x, state = layer.forward(tensors, x)
             kept.append(state)
-        outputs = x.to(target.share.dtype)
+        outputs = x if self.low is None else x.to(target.share.dtype)
         gradient = self._slope(outputs, target)
         if scale is not None:
             gradient.mul_(scale.view(-1, 1, 1))
         lowest = next(i for i, layer in enumerate(self.layers) if layer.weight in into or layer.bias in into)
+        way, last = Way(into, keep, True), Way(into, keep, False)
         for number in range(len(self.layers) - 1, lowest - 1, -1):
-            way = Way(into, keep, number > lowest)
-            gradient = self.layers[number].back(tensors, kept.pop(), gradient, way)
+            gradient = self.layers[number].back(tensors, kept.pop(), gradient, way if number > lowest else last)
         return outputs
 
     def scaled(self, target: Target, scale: Tensor) -> Target:
@@ -305,12 +303,26 @@ class Chain:
     def outputs(self, tensors: Tensors, x: Tensor) -> Tensor:
         """`x [P, B, ...]` of `samples` -> `[P, B, C]`."""
         if self.alone and len(x) > 1:
-            return torch.cat([
-                self.outputs({n: t[p : p + 1] for n, t in tensors.items()}, x[p : p + 1]) for p in range(len(x))
-            ])
+            return _apart(len(x), lambda p: self.outputs({n: t[p] for n, t in tensors.items()}, x[p]))
         for layer in self.layers:
             x, _ = layer.forward(tensors, x)
         return x if self.low is None else x.to(torch.float32)
+
+
+def _apart(models: int, work: Callable[[slice], Tensor]) -> Tensor:
+    """`work` for each model by itself, as many at once as PyTorch has threads: each then needs but one."""
+    parts, workers = [slice(p, p + 1) for p in range(models)], min(torch.get_num_threads(), models)
+
+    def quietly(part: slice) -> Tensor:
+        with torch.no_grad():  # this is each thread's own
+            return work(part)
+
+    return torch.cat(list(map(quietly, parts) if workers == 1 else _workers(workers).map(quietly, parts)))
+
+
+@cache
+def _workers(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, "coterie", initializer=torch.set_num_threads, initargs=(1,))
 
 
 # -- reading a module --------------------------------------------------------------------------------------------------

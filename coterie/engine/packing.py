@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -62,6 +63,43 @@ def pack(
     Every pass over a slot's samples is shuffled by sorting a hash of (key, pass, sample number); without keys, or
     with full batches (`batch` 0), samples keep their order.
     """
+    frame = _frame(starts.tobytes(), sizes.tobytes(), steps.tobytes(), batch, first_epoch, device)
+    sample = frame.number
+    if keys is not None and batch:
+        of_segment = streams.key(keys.to(device)[frame.slot], frame.epoch)
+        bits = streams.key(of_segment[frame.segment], sample) & ((1 << 40) - 1)
+        sample = sample[torch.sort(frame.segment << 40 | bits, stable=True).indices]
+    table = frame.blank.clone()
+    table[frame.cell] = frame.start + sample
+    index = table[:-1].view(-1, len(frame.order), frame.width)
+    return Plan(
+        index, frame.order, frame.steps, frame.sizes, frame.passes, first_epoch * frame.passes, frame.width
+    )
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What of a plan does not depend on the shuffle; `[samples]` tensors have an entry for each sample of each pass."""
+
+    order: IntArray
+    steps: IntArray
+    sizes: IntArray
+    passes: IntArray
+    width: int
+    slot: Tensor  # [segments], a segment being one pass of one slot
+    epoch: Tensor  # [segments]
+    segment: Tensor  # [samples]
+    number: Tensor  # [samples], within its segment
+    start: Tensor  # [samples], the first sample of its slot
+    cell: Tensor  # [samples], its place in the table
+    blank: Tensor  # the table with padding everywhere, and a spare cell behind it
+
+
+@lru_cache(maxsize=8)
+def _frame(
+    starts_of: bytes, sizes_of: bytes, steps_of: bytes, batch: int, first_epoch: int, device: torch.device
+) -> _Frame:
+    starts, sizes, steps = (np.frombuffer(b, dtype=np.int64) for b in (starts_of, sizes_of, steps_of))
     width = batch or max(int(sizes.max(initial=1)), 1)
     order = np.argsort(-steps, kind="stable")
     starts, sizes, steps = starts[order], sizes[order], steps[order]
@@ -69,7 +107,7 @@ def pack(
     epochs = -(-steps // passes)
     total_steps = int(steps.max(initial=0))
 
-    slot = np.repeat(np.arange(len(order)), epochs)  # one segment is one pass of one slot
+    slot = np.repeat(np.arange(len(order)), epochs)
     epoch = np.arange(len(slot)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
     length = sizes[slot]
     first = np.cumsum(length) - length
@@ -84,18 +122,13 @@ def pack(
     segment = torch.repeat_interleave(torch.arange(len(slot), device=device), sent[5], output_size=count)
     begin, past, last, position, start = sent[:5, segment].unbind()
     number = torch.arange(count, device=device) - begin
-    sample = number
-    if keys is not None and batch:
-        of_segment = streams.key(keys.to(device)[sent[6]], sent[7])
-        bits = streams.key(of_segment[segment], number) & ((1 << 40) - 1)
-        sample = number[torch.sort((segment << 40) | bits, stable=True).indices]
     step = past + number // width
-    inside = step < last
-    index = ~put(starts)[None, :, None].expand(total_steps, len(order), width).clone()
+    padding = ~put(starts)[None, :, None].expand(total_steps, len(order), width).reshape(-1)
     flat = (step * len(order) + position) * width + number % width
     # A sample beyond a slot's last step is written to a spare cell behind the table instead of being filtered out:
     # a boolean filter would make the host wait for the device.
-    table = torch.cat([index.reshape(-1), index.new_zeros(1)])
-    table[torch.where(inside, flat, table.numel() - 1)] = start + sample
-    index = table[:-1].view(total_steps, len(order), width)
-    return Plan(index, order, steps, sizes, passes, first_epoch * passes, width)
+    cell = torch.where(step < last, flat, padding.numel())
+    blank = torch.cat([padding, padding.new_zeros(1)])
+    return _Frame(
+        order, steps, sizes, passes, width, sent[6], sent[7], segment, number, start.contiguous(), cell, blank
+    )

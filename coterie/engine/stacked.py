@@ -111,6 +111,7 @@ class Stacked:
     def train(
         self, ids: IntArray, rows: Tensor, given: Tensors, work: Work, lr: Rate, part: str = "all",
         correct: Correct | None = None, objective: Objective | None = None, clip: float | None = None,
+        watch: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Local SGD from `rows [C, (K,) D]`; returns trained rows and the mean loss of the last pass `[C, (K)]`."""
         copies = rows.shape[1] if rows.ndim == 3 else 1
@@ -127,7 +128,7 @@ class Stacked:
         program = self._program(key, build, plan)
         slots = rows.reshape(len(ids) * copies, -1)
         rate = lr.repeat_interleave(copies) if isinstance(lr, Tensor) else lr
-        (out,), losses = program.run({"row": slots}, _repeat(given, copies), plan, keys, rate)
+        (out,), losses = program.run({"row": slots}, _repeat(given, copies), plan, keys, rate, watch)
         return out.view(rows.shape), losses.view(rows.shape[:-1])
 
     def loop(
@@ -207,7 +208,9 @@ class Stacked:
     def gather(self, index: Tensor, samples: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """`[slots, B]` sample numbers -> x `[slots, B, ...]`, y `[slots, B, ...]`, weight `[slots, B]`."""
         real = torch.where(index < 0, ~index, index)
-        return (self.x if samples is None else samples)[real], self.y[real], (index >= 0).to(self.dtype)
+        taken = _taken(self.x if samples is None else samples, real.flatten())
+        x = taken.view(*real.shape, *taken.shape[1:])
+        return x, self.y[real], (index >= 0).to(self.dtype)
 
     def each(
         self, fn: Callable[[Tensors, Any, Given], Tensors], state: Tensors, batches: tuple[Batch, ...], given: Tensors
@@ -303,6 +306,11 @@ class Stacked:
         return current, taken
 
 
+def _taken(t: Tensor, index: Tensor) -> Tensor:
+    """`t[index]` for an index `[n]`, as a copy; on a host `index_select` copies whole rows and is many times faster."""
+    return t.index_select(0, index) if t.device.type == "cpu" else t[index]
+
+
 def _signature(tensors: Tensors) -> Hashable:
     return tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in tensors.items())
 
@@ -345,11 +353,14 @@ class _Program:
         self.losses = torch.empty(0)
         self.counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
         self.runner: Steps | None = None
+        self.watched = False
 
     def run(
-        self, state: dict[str, Tensor], given: Tensors, plan: Plan, keys: Tensor, lr: Rate
+        self, state: dict[str, Tensor], given: Tensors, plan: Plan, keys: Tensor, lr: Rate, watch: bool = False
     ) -> tuple[list[Tensor], Tensor]:
-        """Run the plan from `state [slots, ...]`; returns the final state and the slots' mean loss of the last pass."""
+        """Run the plan from `state [slots, ...]`; returns the final state and the slots' mean loss of the last pass, 0
+        where nobody watches it."""
+        self.watched = watch
         engine = self.engine
         order = torch.from_numpy(plan.order).to(engine.device)
         prefixes = plan.active()
@@ -359,8 +370,8 @@ class _Program:
             if engine.captures:
                 self._load(state, given, plan, keys, rate, order, prefixes)
             else:
-                self.state = {name: t[order] for name, t in state.items()}
-                self.given = {name: t[order] for name, t in given.items()}
+                self.state = {name: _taken(t, order) for name, t in state.items()}
+                self.given = {name: _taken(t, order) for name, t in given.items()}
                 self.index, self.keys = plan.index, keys.to(engine.device)[order]
                 self.before = torch.from_numpy(plan.before).to(engine.device)
                 self.lr = rate[order] if rate.ndim else rate
@@ -368,8 +379,8 @@ class _Program:
                 self.runner = Steps(self.step, len(order), self.counter, captured=False)
             self._go(plan, prefixes)
             back = torch.argsort(order)
-            out = [self.state[name][: len(order)][back] for name in state]
-            return out, self._last_pass(plan)[back]
+            out = [_taken(self.state[name][: len(order)], back) for name in state]
+            return out, self._last_pass(plan)[back] if watch else self.losses.new_zeros(len(order))
 
     def _load(
         self, state: Tensors, given: Tensors, plan: Plan, keys: Tensor, lr: Tensor, order: Tensor, prefixes: list[int]
@@ -547,8 +558,9 @@ class _Direct(_Sgd):
         engine = self.engine
         one = self.index[:1, :, : plan.batch].numel() * engine.x[0].numel() * engine.x.element_size()
         block = max(1, self.BLOCK // max(one, 1))
-        whole = tensors = engine.layout.views(self.state["row"])
-        active = len(self.state["row"])
+        views, active = engine.layout.views(self.state["row"]), len(self.state["row"])
+        # Batched products write into contiguous tensors; into views of rows they go model by model.
+        whole = tensors = {name: t.contiguous() for name, t in views.items()}
         for first in range(0, len(prefixes), block):
             x, y, weight = engine.gather(self.index[first : first + block, : prefixes[first]], engine.samples)
             target, plain = self.chain.target(y, weight), self.correct is None and self.clip is None
@@ -556,16 +568,19 @@ class _Direct(_Sgd):
             inputs, values, shares = x.unbind(), slope.value.unbind(), slope.share.unbind()
             outputs: Tensor | None = None
             for step, prefix in enumerate(prefixes[first : first + block]):
-                if prefix != active:
-                    tensors, active = {name: t[:prefix] for name, t in whole.items()}, prefix
                 near = slice(0, prefix)
+                if prefix != active:
+                    tensors, active = {name: t[near] for name, t in whole.items()}, prefix
                 aim = Target(values[step][near], shares[step][near])
                 out = self._descend(tensors, near, inputs[step][near], aim, None if plain else self._rate(near))
-                if outputs is None:
-                    outputs = out.new_zeros(len(x), *out.shape)
-                outputs[step, near] = out
-            assert outputs is not None
-            self.losses[first : first + len(x), : prefixes[first]] = self.chain.loss(outputs, target)
+                if self.watched:
+                    if outputs is None:
+                        outputs = out.new_zeros(len(x), *out.shape)
+                    outputs[step, near] = out
+            if outputs is not None:
+                self.losses[first : first + len(x), : prefixes[first]] = self.chain.loss(outputs, target)
+        for entry in self.trained:
+            views[entry.name].copy_(whole[entry.name])
 
     def _advance(self, where: slice, index: Tensor, short: Short) -> None:
         x, y, weight = self.engine.gather(index, self.engine.samples)
