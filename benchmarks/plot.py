@@ -43,7 +43,7 @@ def draw(timings: list[dict[str, Any]], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0.1)
         if len(kinds) > 1:
-            axis.legend(fontsize=7, frameon=False, loc="lower right")
+            axis.legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=len(kinds))
     figure.savefig(path, dpi=130)
 
 
