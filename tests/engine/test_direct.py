@@ -242,6 +242,17 @@ def test_the_faster_of_stack_and_loop_is_taken_and_reported(tiny, monkeypatch, s
     assert sim.engine.net.stacked == (engine == "stack")
 
 
+def test_kernels_can_be_turned_off(tiny, monkeypatch):
+    """kernels=false: the kernels serve nobody, on any device, so PyTorch computes every convolution."""
+    monkeypatch.setattr(convolution, "enabled", True)
+    monkeypatch.setattr(convolution, "available", lambda: True)
+    cuda = torch.device("cuda")
+    tiny.simulation(model=relu, kernels=True)
+    assert convolution.serves(cuda, torch.bfloat16)
+    tiny.simulation(model=relu, kernels=False)
+    assert not convolution.serves(cuda, torch.bfloat16)
+
+
 def test_the_trial_is_made_once(tiny, monkeypatch):
     """Three methods on one model are tried once; the trial reports both times of the same work."""
     monkeypatch.setattr(trial, "_known", {})
