@@ -131,8 +131,7 @@ def test_a_module_trains_to_the_same_row_with_and_without_the_kernels(exact, mon
     counted = kernels.convolve
     monkeypatch.setattr(kernels, "convolve", lambda *given: (calls.append(1), counted(*given))[1])
     for on in (True, False):
-        monkeypatch.setattr(convolution, "enabled", on)
-        training = Training(batch=8, lr=0.05, device=DEVICE)
+        training = Training(batch=8, lr=0.05, device=DEVICE, engine="stack", kernels=on)
         simulation = Simulation(registry.method("fedavg"), models.model("cnn", (1, 16, 16), 3), federation, training)
         simulation.round()
         rows.append(simulation.row(0))
