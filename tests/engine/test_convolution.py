@@ -127,6 +127,7 @@ def test_a_module_trains_to_the_same_row_with_and_without_the_kernels(exact, mon
     x, y = torch.randn(60, 1, 16, 16, generator=generator), torch.arange(60) % 3
     federation = Federation.from_assignment(x, y, [np.arange(i, 60, 3) for i in range(3)], val=0.0, test=0.2)
     rows, calls = [], []
+    monkeypatch.setattr(convolution, "enabled", True)  # and so again afterwards
     kernels = pytest.importorskip("coterie.engine.kernels")
     counted = kernels.convolve
     monkeypatch.setattr(kernels, "convolve", lambda *given: (calls.append(1), counted(*given))[1])
