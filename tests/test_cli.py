@@ -425,3 +425,18 @@ def test_seeds_that_share_a_stack_are_stopped_and_resumed_to_the_same_rows(tmp_p
         again = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
         assert json.loads(again.read_text())["rows_sha256"] == json.loads(path.read_text())["rows_sha256"]
         assert [r["round"] for r in Folder(again.parent).rounds()] == list(range(80))  # each once
+
+
+def test_bench_times_both_ways(tmp_path):
+    """The small benchmark anybody can run: one line a method, with the ratio."""
+    done = coterie("bench", "fedavg", "--clients", "5", "--set", "batch=100", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ratio" in done.stdout
+    assert "fedavg" in done.stdout
+
+
+def test_bench_says_what_it_cannot_compare(tmp_path):
+    """A method with inner steps of its own has no published way here."""
+    done = coterie("bench", "apfl", "--clients", "5", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "coterie: this method trains by steps of its own; the published way here is plain SGD."
