@@ -439,4 +439,4 @@ def test_bench_says_what_it_cannot_compare(tmp_path):
     """A method with inner steps of its own has no published way here."""
     done = coterie("bench", "apfl", "--clients", "5", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.strip() == "coterie: this method trains by steps of its own; the published way here is plain SGD."
+    assert done.stderr == "coterie: this method trains by steps of its own; the published way here is plain SGD.\n"
