@@ -337,7 +337,7 @@ class Joined(Cohort):
         super().__init__(
             one._engine, np.concatenate([c._ids for c in cohorts]), one._init, torch.cat(seeds), one.round, one._local,
             one.classes, np.concatenate([c._histogram for c in cohorts]), np.concatenate([c._names for c in cohorts]),
-            np.concatenate(work) if work else None, one._frozen_buffers,
+            np.concatenate(work) if work else None, one._frozen_buffers, np.concatenate([c._numbers for c in cohorts]),
         )
         self._cohorts, self._method = cohorts, method
         self._values = {name: t.to(one._engine.device) for name, t in values.items()}
