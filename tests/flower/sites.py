@@ -11,8 +11,10 @@ from coterie.flower.job import Job
 from coterie.flower.loopback import Loopback
 from coterie.flower.rounds import Policy, serve
 from coterie.flower.site import Site
+from coterie.flower.wire import Failure
 from coterie.simulate import Simulation
 
+__all__ = ["Failure"]
 NAMES = ("berlin", "lyon", "oslo", "turin")  # sorted, so that both engines number them alike
 SIZES = (7, 12, 1, 5)
 VAL = (2, 3, 0, 1)
