@@ -126,6 +126,10 @@ class Clients:
     def _choose(self, net: Net, choices: dict[str, Any]) -> dict[str, Any]:
         """Stack or loop, decided once and kept with the run."""
         x, y = self._samples(2)
+        one = self.federation.clients == 1 and not choices and self.training.engine in ("auto", "direct")
+        if one and self._directly(net, choices):  # nothing to decide; torch.func, slow to start, may never be needed
+            net.probe(self.init.row, x, y, gradient_too=False)
+            return {"engine": "stack", "direct": True}
         reason = net.probe(self.init.row, x, y)
         if self.training.engine == "stack" and reason is not None:
             raise CoterieError(f"the model cannot be stacked ({reason}); use engine=loop or engine=auto.")

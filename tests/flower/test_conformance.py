@@ -107,7 +107,7 @@ def test_policies_of_running_statistics(tmp_path, method, policy):
 def test_what_was_trained_but_never_arrived_is_taken_back(tmp_path, method):
     """A site whose answer is lost is, for both sides, a client that did not take part: a drop-out of the stacked run.
 
-    SCAFFOLD's server adds up the changes of the clients' controls, so a control that moved alone would be wrong for good.
+    SCAFFOLD's server adds up the changes of the clients' controls: one that moved alone would be wrong for good.
     """
     lost = {0: {"lyon"}, 1: {"lyon", "turin"}, 2: {"berlin"}, 4: {"oslo"}}
 
