@@ -217,7 +217,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(tmp_path, when):
 
 
 def test_late_and_absent_sites_get_their_models_when_they_come(tmp_path):
-    """oslo is lost at the end and zurich comes later still; the finished run is served again and only they are asked."""
+    """oslo is lost at the end and zurich comes later still; the finished run is served again and asks only them."""
     names = (*toy.NAMES, "zurich")
     data = toy.federation(names=names, sizes=(*toy.SIZES, 6), val=(*toy.VAL, 2), test=(*toy.TEST, 3), unseen=1)
     one = toy.job(data, "ifca:models=2")
