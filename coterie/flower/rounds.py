@@ -361,15 +361,15 @@ class Rounds:
     def _refused(
         self, kind: str, sent: Mapping[str, Mapping[str, Tensor]], n: Mapping[str, int]
     ) -> dict[str, str]:
-        """Uploads that are not merged, with the reason: those unlike the others, then what the run's check says."""
-        refused = _unlike(sent)
-        refused |= {name: f"it claims {count} training samples." for name, count in n.items() if count < 1}
-        if self.check is not None:
-            left = {name: tensors for name, tensors in sent.items() if name not in refused}
-            counts = {name: count for name, count in n.items() if name not in refused}
-            if left:
-                refused |= self.check(Received(self.job.experiment, kind, self.rounds_done, left, counts))
-        return refused
+        """Uploads that are not used, with the reason: what the run's check says, then what could not be stacked."""
+        refused: dict[str, str] = {}
+        if self.check is not None and sent:
+            refused |= self.check(Received(self.job.experiment, kind, self.rounds_done, sent, n))
+        refused |= {
+            name: f"it claims {count} training samples." for name, count in n.items()
+            if count < 1 and name not in refused
+        }
+        return refused | _unlike({name: tensors for name, tensors in sent.items() if name not in refused})
 
     def _stacked(self, sent: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         return {name: t.to(self.device) for name, t in records.concatenate(sent).items()}

@@ -133,12 +133,12 @@ def ran(tmp_path_factory, files):
     folder = tmp_path_factory.mktemp("real")
     shape = Federation.from_clients([(np.zeros((3, 4), np.float32), np.arange(3))], classes=toy.CLASSES)
     jobs = tuple(toy.job(shape, method, precision="float32", evaluate_every=100) for method in METHODS)
-    policy = Policy(sites=4, deadline=120, wait=120, minimum=4, poll=0.1)
+    policy = Policy(sites=4, deadline=240, wait=240, minimum=4, poll=0.1)
     Plan(jobs, policy, str(folder / "server")).write(folder / "plan.json")
     loop = Loop(folder, files)
     start = time.monotonic()
     try:
-        said = loop.run(folder / "plan.json", 400)
+        said = loop.run(folder / "plan.json", 900)
     finally:
         loop.stop()
     print(f"{len(jobs)} methods in {time.monotonic() - start:.0f} s")
