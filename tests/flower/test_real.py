@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,17 @@ class Loop:
                 process.wait(15)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+        for pid in self.left():  # app processes are in groups of their own
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def left(self):
+        """Processes that still run with this test's Flower home."""
+        mine = f"FLWR_HOME={self.environment['FLWR_HOME']}".encode()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if mine in path.read_bytes().split(b"\0"):
+                    yield int(path.parent.name)
 
 
 @pytest.fixture(scope="module")
