@@ -1,11 +1,12 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Two commands do everything on a fresh machine: `make demo` and `make test`; `make test-flower` adds real processes.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+FLOWER := $(VENV)/.ready-flower
 
-.PHONY: demo test check clean
+.PHONY: demo test test-flower check clean
 
 demo: $(READY)
 	rm -rf demo
@@ -15,6 +16,9 @@ demo: $(READY)
 test: $(READY) check
 	$(BIN)/python -m pytest -n 2
 
+test-flower: $(FLOWER)
+	$(BIN)/python -m pytest tests/flower -m flower
+
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -23,6 +27,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
+
+$(FLOWER): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,flower]"
+	touch $(FLOWER)
 
 clean:
 	rm -rf $(VENV) demo build *.egg-info

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
 from coterie.errors import CoterieError
@@ -107,7 +106,7 @@ def seeds(points: Tensor, centres: Tensor, count: int) -> Tensor:
 
 def bipartition(similarity: Tensor) -> tuple[Tensor, float]:
     """`[m, m]` -> the second half as a mask `[m]`, by complete linkage, and the largest similarity across halves."""
-    groups = torch.from_numpy(fcluster(_tree((1 - similarity).clamp(min=0), "complete"), 2, "maxclust"))
+    groups = torch.from_numpy(_cut(_tree((1 - similarity).clamp(min=0), "complete"), 2, "maxclust"))
     second = (groups != groups[0]).to(similarity.device)
     across = similarity[~second][:, second]  # empty where all are the same
     return second, float(across.max()) if across.numel() else 1.0
@@ -125,12 +124,20 @@ def agglomerate(apart: Tensor, how: str, height: float | None = None, least: flo
     gaps = np.diff(tree[:, 2])
     if height is None and len(gaps) and gaps.max() > least:
         cut = tree[gaps.argmax(), 2] + gaps.max() / 2
-    return torch.from_numpy(fcluster(tree, cut, "distance").astype(np.int64) - 1).to(apart.device)
+    return torch.from_numpy(_cut(tree, cut, "distance").astype(np.int64) - 1).to(apart.device)
 
 
 def _tree(apart: Tensor, how: str) -> Any:
     """The merges of an agglomeration as SciPy writes them."""
+    from scipy.cluster.hierarchy import linkage  # half a second, which a site's process need not spend
+
     return linkage(apart.cpu().numpy()[np.triu_indices(len(apart), 1)], how)
+
+
+def _cut(tree: Any, at: float, criterion: str) -> Any:
+    from scipy.cluster.hierarchy import fcluster
+
+    return fcluster(tree, at, criterion)
 
 
 def chosen(rates: Tensor, count: int, chance: Tensor) -> Tensor:

@@ -103,10 +103,11 @@ class Cohort:
     def __init__(
         self, engine: Stacked, ids: IntArray, init: Init, seed: int | Tensor, round: int, local: Local, classes: int,
         histogram: IntArray, names: IntArray | None = None, work: np.ndarray[Any, np.dtype[np.float64]] | None = None,
-        frozen_buffers: bool = False,
+        frozen_buffers: bool = False, numbers: IntArray | None = None,
     ) -> None:
         self._engine, self._ids, self._local, self._work = engine, ids, local, work
         self._names = ids if names is None else names
+        self._numbers = ids if numbers is None else numbers  # `ids` are places in the engine's data
         self._frozen_buffers = frozen_buffers
         self._seed, self._init, self.round, self.classes = seed, init, round, classes  # a seed, or one a client [C]
         self._histogram = histogram
@@ -122,7 +123,7 @@ class Cohort:
     @property
     def ids(self) -> Tensor:
         """Client numbers `[C]`."""
-        return torch.from_numpy(self._ids).to(self._engine.device)
+        return torch.from_numpy(self._numbers).to(self._engine.device)
 
     @property
     def n(self) -> Tensor:
@@ -308,7 +309,7 @@ class Cohort:
         seed = self._seed[torch.from_numpy(mask)] if isinstance(self._seed, Tensor) else self._seed
         return Cohort(
             self._engine, self._ids[mask], self._init, seed, self.round, self._local, self.classes,
-            self._histogram[mask], self._names[mask], work, self._frozen_buffers,
+            self._histogram[mask], self._names[mask], work, self._frozen_buffers, self._numbers[mask],
         )
 
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from coterie import records, streams
 from coterie.cohort import Cohort, GivenLike, Init
@@ -337,7 +336,7 @@ class Joined(Cohort):
         super().__init__(
             one._engine, np.concatenate([c._ids for c in cohorts]), one._init, torch.cat(seeds), one.round, one._local,
             one.classes, np.concatenate([c._histogram for c in cohorts]), np.concatenate([c._names for c in cohorts]),
-            np.concatenate(work) if work else None, one._frozen_buffers,
+            np.concatenate(work) if work else None, one._frozen_buffers, np.concatenate([c._numbers for c in cohorts]),
         )
         self._cohorts, self._method = cohorts, method
         self._values = {name: t.to(one._engine.device) for name, t in values.items()}
@@ -403,6 +402,8 @@ def pays(simulation: Simulation) -> tuple[bool, str]:
 
 def step_flop(simulation: Simulation) -> float:
     """FLOP of one local step of all clients of a round, forward and backward; at least 6 for each weight and sample."""
+    from torch.utils.flop_counter import FlopCounterMode  # half a second, which a site's process need not spend
+
     training, engine = simulation.training, simulation.engine
     module, x = copy.deepcopy(simulation.init.module).eval(), simulation.federation.x[:1]  # on the host
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

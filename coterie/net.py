@@ -249,8 +249,11 @@ class Net:
             for module in self._normalisers:
                 module.eval()
 
-    def probe(self, row: Tensor, x: Tensor, y: Tensor) -> str | None:
-        """Try the module on two samples: learn whether it draws noise; return why it cannot be stacked, if so."""
+    def probe(self, row: Tensor, x: Tensor, y: Tensor, gradient_too: bool = True) -> str | None:
+        """Try the module on two samples: learn whether it draws noise; return why it cannot be stacked, if so.
+
+        Without `gradient_too` only the outputs are tried, for modules that are known to be stackable.
+        """
         self.mode(training=True)
         weight = torch.ones(len(x), dtype=row.dtype, device=row.device)
         stream = streams.key("probe", torch.zeros((), dtype=torch.int64, device=row.device))
@@ -270,9 +273,12 @@ class Net:
                 f"the model gives outputs of shape {tuple(outputs.shape)} for {len(x)} samples; "
                 f"the data have {self.task.classes} classes, so {(len(x), self.task.classes)} was expected."
             )
-        gradient(row.clone(), x, y, stream)
+        if gradient_too:
+            gradient(row.clone(), x, y, stream)
         self._random = self._overrides.used
         self.stacked = True
+        if not gradient_too:
+            return None
         two = (torch.stack([row, row]), torch.stack([x, x]), torch.stack([y, y]), torch.stack([stream, stream]))
         try:
             torch.func.vmap(gradient)(*two)

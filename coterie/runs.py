@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coterie import checkpoint, registry
+from coterie import checkpoint, registry, server
 from coterie.config import Training, build
 from coterie.data import Federation
 from coterie.evaluate import Evaluation, validation_score
@@ -122,7 +122,7 @@ def check(
     """Raise before anything is trained or written if one of the methods cannot run; the first is built whole."""
     Simulation(methods[0], model, federation, build(Training, training, "training"), head, loss)
     for one in methods[1:]:
-        Simulation.check(one, federation.population, Simulation.layout_of(one, model, head))
+        server.check(one, federation.population, Simulation.layout_of(one, model, head))
 
 
 def with_baselines(methods: Sequence[Method]) -> list[Method]:

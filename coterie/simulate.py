@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from coterie import records, streams
-from coterie.algebra import cosines, opposing
-from coterie.cohort import Cohort, Init, Local
+from coterie import records
+from coterie import server as serving
+from coterie.clients import Clients, Measured, ModelLike, device, introduce, local, score, score_newcomers
+from coterie.cohort import Cohort, Init
 from coterie.config import Training
 from coterie.data import Federation
-from coterie.engine import convolution, memory, store, trial, waves
-from coterie.engine.direct import Chain
+from coterie.engine import memory, store, waves
 from coterie.engine.packing import IntArray
-from coterie.engine.stacked import Stacked
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
 from coterie.joint import Call, Work, alone
 from coterie.layout import Layout
 from coterie.method import Method, Uploads
-from coterie.net import Net, PerSample, Task
-from coterie.records import Nothing, Record, Upload
+from coterie.net import PerSample
+from coterie.records import Record
+from coterie.server import Round
 
-ModelLike = nn.Module | Callable[[], nn.Module]
-COMPARED = 256
-"""Participants of a round whose updates are compared pair by pair, at most."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """What one round did, for the record."""
-
-    round: int
-    participants: int
-    dropped: int
-    down: dict[str, int]  # bytes per client, by payload field
-    up: dict[str, int]  # bytes per client, by upload field
-    report: dict[str, Any]
+__all__ = ["ModelLike", "Round", "Simulation", "device"]
 
 
-class Simulation:
+class Simulation(Clients):
     """A federation of clients on the stacked engine. `round()` trains once, `evaluate()` scores and changes nothing."""
 
     def __init__(
@@ -54,51 +38,12 @@ class Simulation:
         loss: PerSample | None = None, choices: dict[str, Any] | None = None, twin: Simulation | None = None,
     ) -> None:
         """`twin` is a simulation of the same family of methods: its engine serves both where the module is the same."""
-        self.method, self.training = method, training
-        self.federation = federation if method.validation else federation.without_validation()
-        self.population = self.federation.population
-        self.device = device(training.device)
-        self.dtype = torch.float64 if training.precision == "float64" else torch.float32
-        _set_precision(training.precision)
-        convolution.enabled = training.kernels
-        self.init = Init(
-            model, method.wrap, training.seed, head, self.dtype, self.device, self.federation.population,
-            self.federation.classes,
-        )
-        self.layout = self.init.layout
-        self.engine: Stacked
-        self.choices: dict[str, Any]
-        if twin is not None and self._like(twin, choices or {}):
-            self.choices, self.engine = dict(twin.choices), twin.engine
-        else:
-            task = Task.of(federation.classes, loss)
-            net = Net(self.init.module, self.layout, task, bf16=training.precision == "bf16")
-            net.module.to(self.device)
-            self.choices = self._choose(net, choices or {})
-            chain = Chain.of(net, self.federation.x, self.device, self.dtype) if "direct" in self.choices else None
-            self.engine = Stacked(net, self.federation, self.device, self.dtype, chain=chain, capture=training.capture)
-        self.check(method, self.population, self.layout)
-        self._names = streams.integers("client", self.federation.names)
-        self._histogram = self.federation.histogram("train")  # [clients, classes]
+        super().__init__(method, model, federation, training, head, loss, choices, twin)
+        serving.check(method, self.population, self.layout)
         self._selections: dict[int, IntArray] = {}
         self._indices: dict[bytes, tuple[Tensor, Tensor, Tensor]] = {}
         self.rounds_done = 0
         self._begin(None if training.wave else (choices or {}).get("wave"))
-
-    def _like(self, twin: Simulation, choices: dict[str, Any]) -> bool:
-        """Whether a twin's engine computes what this run's would, and as it did before the run was stopped."""
-        kept = all(choices[name] == twin.choices.get(name) for name in ("engine", "direct") if name in choices)
-        return kept and twin.engine.net.fits(self.init.module)
-
-    @staticmethod
-    def check(method: Method, population: int, layout: Layout) -> None:
-        """Raise if the method or its aggregator cannot work with so many clients or this model."""
-        method.check(population, layout)
-        plugged = method.aggregator
-        if population < plugged.minimum:
-            raise CoterieError(
-                f"the aggregator {plugged.name} needs at least {plugged.minimum} clients; there are {population}."
-            )
 
     @staticmethod
     def layout_of(method: Method, model: ModelLike, head: str | None = None) -> Layout:
@@ -121,11 +66,7 @@ class Simulation:
         rows = [t for t in payload.tensors().values() if t.shape[-1:] == (self.layout.size,)]
         self.wave = wave or self._wave(max((t[0].numel() // self.layout.size for t in rows), default=1))
         self.choices["wave"] = self.wave
-        if self.training.buffers == "local" and self.layout.within("buffers") and not rows and self.server.tensors():
-            raise CoterieError(
-                f"buffers=local needs a method that exchanges whole models; {self.method.name} exchanges a part of it: "
-                "leave buffers=average and name the buffers among what stays with the client (personal=head+buffers)."
-            )
+        serving.check_buffers(self.method, self.server, payload, self.layout, self.training)
         for number, part in enumerate(self._waves(ids)):
             joined = self.method.join(self.cohort(part), self._payload(self.server, part))
             if number == 0:
@@ -198,41 +139,18 @@ class Simulation:
                 place = np.searchsorted(answering, wave)
                 cohort = self.cohort(wave, None if work is None else work[place])
                 payload = self._payload(self.server, wave)
-                sent, state = yield Call(_local, self.method, cohort, (payload, self._own(wave)))
-                down, up = self._traffic(payload.tensors(), "down"), self._traffic(sent.tensors(), "up")
-                uploads.append(self._without_local_buffers(sent.tensors()))
+                sent, state = yield Call(local, self.method, cohort, (payload, self._own(wave)))
+                down, up = self.traffic(payload.tensors(), "down"), self.traffic(sent.tensors(), "up")
+                uploads.append(self.without_local_buffers(sent.tensors()))
                 self._ahead(parts[number + 1 :] or self._first_of_round(t + 1))
-                self._keep(wave, state.tensors(), cohort.left)
+                self._keep(wave, state.tensors(), self.kept_buffers(cohort))
             ids, n, share = self._weighed(answering)
             merged = Uploads(records.concatenate(uploads), ids, n, share, self.population, t, self.layout)
-            report = self._conflicts(merged.tensors, t) | {
-                name: value.tolist() for name, value in self.method.report(self.server, merged).items()
-            }
-            self.server = self.method.merge(self.server, merged)
+            self.server, report = serving.merge(self.method, self.server, merged, self.training)
         elif len(answering):
-            plug = self.method.aggregator
-            report = {"skipped": f"{plug.name} needs {plug.minimum} clients, {len(answering)} answered"}
+            report = serving.skipped(self.method, len(answering))
         self.rounds_done = t + 1
         return Round(t, len(answering), len(selected) - len(answering), down, up, report)
-
-    def _conflicts(self, sent: Mapping[str, Tensor], t: int) -> dict[str, Any]:
-        """In rounds that are evaluated, how many pairs of updates oppose each other; in the last one, all cosines.
-
-        Of more than COMPARED participants, so many evenly spaced ones are looked at.
-        """
-        last = t + 1 == self.training.rounds
-        update = sent.get("update")
-        if update is None or len(update) < 2 or not (last or (t + 1) % self.training.evaluate_every == 0):
-            return {}
-        if len(update) > COMPARED:
-            update = update[torch.linspace(0, len(update) - 1, COMPARED).long().to(update.device)]
-        if update.shape[-1] == self.layout.size:
-            update = self.layout.cut(update, "parameters")
-        angles = cosines(update.flatten(1))
-        found: dict[str, Any] = {"opposing": opposing(angles)}
-        if found["opposing"] != found["opposing"]:  # fewer than two clients moved
-            return {}
-        return found | {"cosines": angles.mul(1e4).round().div(1e4).tolist()} if last else found
 
     def evaluate(self) -> Evaluation:
         """Score all stages of the current state. Server and clients stay as they are."""
@@ -261,14 +179,13 @@ class Simulation:
         if self._asked == self.population:
             return np.arange(self.population)
         if t not in self._selections:
-            draws = self._chance(np.arange(self.population), t, "participate")
             self._selections = {k: ids for k, ids in self._selections.items() if k + 1 >= t}  # this round and the next
-            self._selections[t] = np.sort(np.argpartition(draws, self._asked - 1)[: self._asked])
+            self._selections[t] = serving.selected(self.training, self._names[: self.population], t)
         return self._selections[t]
 
     @property
     def _asked(self) -> int:
-        return max(1, round(self.training.participation * self.population))
+        return serving.asked(self.training, self.population)
 
     def _answering(self, selected: IntArray, t: int) -> IntArray:
         if not self.training.dropouts:
@@ -276,8 +193,7 @@ class Simulation:
         return selected[self._chance(selected, t, "dropout") >= self.training.dropouts]
 
     def _chance(self, ids: IntArray, t: int, purpose: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        bits = streams.key(self.training.seed, torch.from_numpy(self._names[ids]), t, purpose).numpy()
-        return (bits & ((1 << 53) - 1)) / float(1 << 53)
+        return serving.chance(self.training.seed, self._names[ids], t, purpose)
 
     def _straggling(self, ids: IntArray, t: int) -> np.ndarray[Any, np.dtype[np.float64]] | None:
         if not self.training.stragglers:
@@ -303,12 +219,7 @@ class Simulation:
 
     def cohort(self, ids: IntArray, work: np.ndarray[Any, np.dtype[np.float64]] | None = None) -> Cohort:
         """These clients as a cohort of the current round."""
-        t, training = self.rounds_done, self.training
-        local = Local(training.batch, training.epochs, training.steps, training.lr_at(t))
-        return Cohort(
-            self.engine, ids, self.init, training.seed, t, local, self.federation.classes, self._histogram[ids],
-            self._names[ids], work, training.buffers == "server",
-        )
+        return self.at(self.rounds_done, ids, work)
 
     def _index(self, ids: IntArray) -> Tensor:
         """Client numbers on the device."""
@@ -327,10 +238,9 @@ class Simulation:
     def _own(self, ids: IntArray) -> Record:
         return self._own_type.of(self._states.take(ids))
 
-    def _keep(self, ids: IntArray, states: dict[str, Tensor], left: Tensor | None) -> None:
+    def _keep(self, ids: IntArray, states: dict[str, Tensor], kept: Tensor | None) -> None:
         self._states.put(ids, states)
-        if self.training.buffers == "local" and self.layout.within("buffers") and left is not None:
-            kept = self.layout.cut(left, "buffers")  # [C, (K,) B]
+        if kept is not None:  # [C, (K,) B]
             if self._statistics is None:
                 fresh = self.layout.cut(self.init.row, "buffers").cpu()
                 self._statistics = Store(self.population, self.device, self._states.place)
@@ -346,7 +256,7 @@ class Simulation:
         hello = self.method.hello(server)
         told = []
         for wave in self._waves(ids):
-            told.append((yield Call(_introduce, self.method, self.cohort(wave), (records.spread(hello, len(wave)),))))
+            told.append((yield Call(introduce, self.method, self.cohort(wave), (records.spread(hello, len(wave)),))))
         introductions = type(told[0]).of(records.concatenate([one.tensors() for one in told]))
         admitted: Record = self.method.admit(server, self._index(ids), introductions)
         return admitted
@@ -356,37 +266,7 @@ class Simulation:
         payload = records.spread(sent, len(ids))
         if self._statistics is None or ids.max() >= self.population:
             return payload
-        mine = self._statistics.take(ids)["buffers"]  # [C, (K,) B]
-
-        def receive(t: Tensor) -> Tensor:
-            if t.shape[-1:] != (self.layout.size,):
-                return t
-            fits = mine if mine.ndim == t.ndim else mine.unsqueeze(1) if mine.ndim < t.ndim else mine[:, 0]
-            return self.layout.put(t, "buffers", fits)
-
-        return payload.map(receive)
-
-    def _without_local_buffers(self, sent: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self.training.buffers != "local":
-            return sent
-        empty = torch.zeros((), dtype=self.dtype, device=self.device)
-        size = len(self.layout.cut(self.init.row, "buffers"))
-        zero = empty.expand(size)
-        return {
-            name: self.layout.put(t, "buffers", zero) if t.shape[-1:] == (self.layout.size,) else t
-            for name, t in sent.items()
-        }
-
-    def _traffic(self, tensors: dict[str, Tensor], way: str) -> dict[str, int]:
-        """Bytes per client and field; buffers that the policy keeps at home do not travel."""
-        stays = self.training.buffers == "local" or (self.training.buffers == "server" and way == "up")
-        at_home = sum(entry.size for entry in self.layout.within("buffers")) if stays else 0
-        travel = {}
-        for name, size in records.bytes_each(tensors).items():
-            t = tensors[name]
-            rows = t[0].numel() // self.layout.size if t.shape[-1:] == (self.layout.size,) else 0
-            travel[name] = size - rows * at_home * t.element_size()
-        return travel
+        return self.receive(payload, self._statistics.take(ids)["buffers"])
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
@@ -396,9 +276,9 @@ class Simulation:
         for number, wave in enumerate(parts):
             cohort, payload = self.cohort(wave), self._payload(server, wave)
             if prefix:
-                found.append((yield Call(_score_newcomers, self.method, cohort, (payload,))))
+                found.append((yield Call(score_newcomers, self.method, cohort, (payload,))))
             else:
-                found.append((yield Call(_score, self.method, cohort, (payload, self._own(wave)))))
+                found.append((yield Call(score, self.method, cohort, (payload, self._own(wave)))))
                 self._ahead(parts[number + 1 :])
         return {f"{prefix}{stage}": self._scores(ids, [one[stage] for one in found]) for stage in found[0]}
 
@@ -448,7 +328,7 @@ class Simulation:
 
         def part(prefix: str) -> Record:
             mine = {n[len(prefix) + 1 :]: t for n, t in tensors.items() if n.startswith(prefix + ".")}
-            return self._record(meta[prefix]).of(mine)
+            return serving.record_class(self.method, meta[prefix]).of(mine)
 
         self.server = part("server").map(lambda t: t.to(self.device, copy=True))
         self.own = part("own")
@@ -457,104 +337,3 @@ class Simulation:
             self._statistics = Store(self.population, self.device, self._states.place)
             self._statistics.replace({"buffers": tensors["buffers"]})
         self.rounds_done = int(meta["round"])
-
-    def _record(self, name: str) -> type[Record]:
-        """The state class of this name: one the method's own modules define, or one of the common ones."""
-        for cls in type(self.method).__mro__:
-            found = getattr(sys.modules[cls.__module__], name, None)
-            if isinstance(found, type) and issubclass(found, Record):
-                return found
-        found = getattr(records, name, Nothing)
-        if not (isinstance(found, type) and issubclass(found, Record)):
-            raise CoterieError(f"the checkpoint names a state '{name}' that {self.method.name} does not define.")
-        return found
-
-    def _choose(self, net: Net, choices: dict[str, Any]) -> dict[str, Any]:
-        """Stack or loop, decided once and kept with the run."""
-        x, y = self._samples(2)
-        reason = net.probe(self.init.row, x, y)
-        if self.training.engine == "stack" and reason is not None:
-            raise CoterieError(f"the model cannot be stacked ({reason}); use engine=loop or engine=auto.")
-        chosen: dict[str, Any] = {}
-        if "engine" in choices:
-            net.stacked = choices["engine"] == "stack"
-            chosen |= {name: choices[name] for name in ("milliseconds",) if name in choices}
-        elif self.training.engine == "loop":
-            net.stacked = False
-        elif self.training.engine != "stack" and reason is None and self.device.type == "cpu" and self.population > 1:
-            took = trial.times(net, self.init.row, *self._samples(self.training.batch or len(self.federation.x)))
-            net.stacked = took["looped"] >= trial.CLEAR * took["stacked"]
-            chosen["milliseconds"] = took
-        chosen["engine"] = "stack" if net.stacked else "loop"
-        if self._directly(net, choices):
-            chosen["direct"] = True
-        if reason is not None:
-            chosen["reason"] = f"the model cannot be stacked: {reason}"
-        return chosen
-
-    def _samples(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first samples of the data, at most `count`."""
-        first = int(self.federation.bounds[0, 0])
-        x, y = (t[first : first + count].to(self.device) for t in (self.federation.x, self.federation.y))
-        return tuple(t.to(self.dtype) if t.is_floating_point() else t for t in (x, y))  # type: ignore[return-value]
-
-    def _directly(self, net: Net, choices: dict[str, Any]) -> bool:
-        """Whether plain training differentiates the model by hand."""
-        if choices:
-            return bool(choices.get("direct"))
-        if self.training.engine in ("stack", "loop"):
-            return False
-        found = Chain.of(net, self.federation.x, self.device, self.dtype) is not None
-        if self.training.engine == "direct" and not found:
-            raise CoterieError(
-                "engine=direct needs a chain of linear layers, convolutions, ReLU and max pooling (convolutions on a "
-                "GPU in tf32 or bf16 only); use engine=auto."
-            )
-        return found
-
-
-# -- what clients compute: `function(method, cohort, *records)`, see `coterie.joint` -----------------------------------
-
-Measured = tuple[dict[str, Tensor], dict[str, Tensor], IntArray]
-"""One stage of some clients: metrics `[C]` on test and on validation data, and the steps spent on the model `[C]`."""
-
-
-def _introduce(method: Method, cohort: Cohort, hello: Record) -> Upload:
-    return method.introduce(cohort, hello)
-
-
-def _local(method: Method, cohort: Cohort, payload: Record, mine: Record) -> tuple[Upload, Record]:
-    return method.local(cohort, payload, mine)
-
-
-def _score(method: Method, cohort: Cohort, payload: Record, mine: Record) -> dict[str, Measured]:
-    row = method.deploy(cohort, payload, mine)
-    found: dict[str, Measured] = {}
-    for stage in ("served", "adapted"):
-        row = cohort.train(row) if stage == "adapted" else row
-        found[stage] = (cohort.measure(row, "test"), cohort.measure(row, "val"), cohort.spent)
-    return found
-
-
-def _score_newcomers(method: Method, cohort: Cohort, payload: Record) -> dict[str, Measured]:
-    return _score(method, cohort, payload, method.join(cohort, payload))
-
-
-def device(name: str) -> torch.device:
-    """The device of this name; auto takes CUDA where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(name)
-    except RuntimeError:
-        raise CoterieError(f"unknown device '{name}'; use cpu, cuda, cuda:0, ... or auto.") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise CoterieError("device=cuda was asked for but PyTorch sees no CUDA device; use device=cpu or auto.")
-    return found
-
-
-def _set_precision(precision: str) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = precision in ("tf32", "bf16")
-    torch.backends.cudnn.allow_tf32 = precision in ("tf32", "bf16")
-
-

@@ -79,7 +79,7 @@ def test_a_number_used_outside_of_one_clients_functions_keeps_methods_apart_and_
     apart, joined, stack = tiny.side_by_side(["perfedavg:alpha=0.1", "perfedavg:alpha=0.02"])
     tiny.agree(apart, joined)
     assert all("differ" in str(reason) for reason in stack.apart.values())
-    assert [kind[0].__name__ for kind in stack.apart] == ["_local", "_local"]  # in round 0, and later
+    assert [kind[0].__name__ for kind in stack.apart] == ["local", "local"]  # in round 0, and later
     assert stack.joined == 2 * (2 + 2) + 4  # the two seeds of each still share a stack, and all four the evaluation
 
 
@@ -114,7 +114,7 @@ class Starting(FedAvg):
 def test_methods_that_cannot_share_a_cohort_are_found_and_computed_run_by_run(tiny, method):
     apart, joined, stack = tiny.side_by_side([method])
     tiny.agree(apart, joined, 0)
-    assert {kind[0].__name__ for kind in stack.apart} == {"_local"}
+    assert {kind[0].__name__ for kind in stack.apart} == {"local"}
 
 
 def test_runs_that_are_behind_go_first_and_then_share_the_stack(tiny):

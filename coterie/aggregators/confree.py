@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Literal
 
 import torch
-from scipy.optimize import brentq, minimize
 from torch import Tensor
 
 from coterie.aggregators.aggregator import Aggregator
@@ -119,6 +118,8 @@ def worst_case(products: Tensor, towards: Tensor, c: float) -> Tensor | None:
     For every s > 0, |u_w| <= (|u_w|^2 / s + s) / 2, with equality at s = |u_w|: so w minimises the convex quadratic
     2 s / (c |g|) <g, u_w> + |u_w|^2 for the one s that |u_w(s)| = s, and |u_w(s)| / s falls with s.
     """
+    from scipy.optimize import brentq  # slow to import, and a site's process never needs it
+
     scale = float(norms(products).mean())
     if scale == 0:
         return None
@@ -143,6 +144,8 @@ def worst_case(products: Tensor, towards: Tensor, c: float) -> Tensor | None:
 
 def slsqp(products: Tensor, towards: Tensor, c: float) -> Tensor:
     """The dual as the released program solves it: unscaled, from equal weights, with SciPy's default tolerance."""
+    from scipy.optimize import minimize
+
     G, slope = products.numpy(), (products @ towards).numpy()
     radius = c * length(products, towards) + _TINY
     m = len(G)

@@ -1,0 +1,54 @@
+"""The client app. A SuperNode starts a process with it for every message, so it imports little before it must.
+
+The node's configuration names the site: `name="..." data="/path.npz" home="/path"`, and if wanted `device`, `val`,
+`test` and `seed` (see `coterie.flower.site.join`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+try:
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+except ImportError as reason:
+    from coterie.flower import missing
+
+    raise missing("flwr") from reason
+
+if TYPE_CHECKING:
+    from coterie.flower.site import Site
+
+app = ClientApp()
+
+NEEDED = ("name", "data", "home")
+FURTHER = ("device", "val", "test", "seed")
+
+
+def site_of(config: Mapping[str, Any]) -> Site:
+    """The site that a node's configuration describes."""
+    from coterie.errors import CoterieError
+    from coterie.flower import site
+
+    lacking = [name for name in NEEDED if not config.get(name)]
+    if lacking:
+        raise CoterieError(f"the node's configuration lacks {', '.join(lacking)}; it must give {', '.join(NEEDED)}.")
+    values = {name: config[name] for name in FURTHER if name in config}
+    return site.join(str(config["name"]), str(config["data"]), str(config["home"]), **values)
+
+
+@app.query()  # type: ignore[untyped-decorator, unused-ignore]
+def answer(message: Message, context: Context) -> Message:
+    """Answer all parts of a message."""
+    from coterie.errors import CoterieError
+    from coterie.flower import wire
+    from coterie.flower.message import Encoder, parts_of
+
+    parts = parts_of(message.content)
+    try:
+        answers = site_of(context.node_config).answer(parts)
+    except CoterieError as reason:
+        name = str(context.node_config.get("name", ""))
+        answers = [wire.answer(part.meta, name, error=str(reason), cause="refused") for part in parts]
+    return Message(Encoder().records(answers), reply_to=message)

@@ -1,0 +1,296 @@
+"""A site: one client with its own data and a home folder, answering the server's tasks with the method's functions.
+
+    <home>/<experiment>/job.json              the experiment as first met; a message that says otherwise is refused
+    <home>/<experiment>/state.safetensors     the client's own state, before and after the last round it trained in
+    <home>/<experiment>/model.safetensors     the model the site uses, tensor by tensor, once the server sent for it
+    <home>/<experiment>/model.json            method, scores and layout of that model
+
+The server says which round of this site it merged last. What was trained and not merged is taken back, so that server
+and site never disagree, and a task that arrives twice gives the same answer twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from coterie import checkpoint, registry
+from coterie.clients import Clients, introduce, local, score_rows
+from coterie.cohort import Cohort
+from coterie.data import Federation, load
+from coterie.errors import CoterieError
+from coterie.flower import wire
+from coterie.flower.job import Job, checked_name
+from coterie.flower.wire import Part
+from coterie.records import Record
+from coterie.server import record_class
+
+ALONE = np.array([0])
+"""The site's place in its own data."""
+JOINED = -1
+"""The round of a state that has not been trained yet."""
+DO = ("join", "score", "local", "deploy")
+"""What a task of kind `round` may ask for; all of it is done with the one payload it carries."""
+
+Data = Federation | Callable[[Job], Federation]
+
+
+def join(
+    name: str, data: str | Path, home: str | Path, device: str = "auto", val: float = 0.1, test: float = 0.25,
+    seed: int = 0,
+) -> Site:
+    """The site `name` with the samples of a file; a share of them is held back for validation and for testing."""
+    checked_name("a site", name)
+
+    def read(job: Job) -> Federation:
+        source = load(data)
+        return Federation.from_clients(
+            [(source.x, source.y)], val=val, test=test, seed=seed, classes=job.classes, names=[name],
+            recipe={"data": str(data)},
+        )
+
+    return Site(name, read, Path(home), device)
+
+
+class Site:
+    """One client. `answer` takes the parts of a message and gives as many back; a part that fails spoils no other."""
+
+    def __init__(self, name: str, data: Data, home: Path, device: str = "auto") -> None:
+        """`data` are those of one client, or read them for a job. `device` is the site's own choice."""
+        self.name, self.home, self.device = checked_name("a site", name), Path(home), device
+        self._data = data
+        self._desks: dict[str, _Desk] = {}
+
+    def answer(self, parts: Sequence[Part]) -> list[Part]:
+        return [self._answer(part) for part in parts]
+
+    def _answer(self, part: Part) -> Part:
+        try:
+            wire.check_protocol(part.meta)
+            if part.meta.get("kind") == "present":
+                return wire.answer(part.meta, self.name)
+            return self._desk(part.meta).answer(part)
+        except CoterieError as reason:
+            return wire.answer(part.meta, self.name, error=str(reason), cause="refused")
+        except Exception as reason:  # whatever goes wrong in a method, the server learns it in one line
+            return wire.answer(part.meta, self.name, error=f"{type(reason).__name__}: {reason}", cause="failed")
+
+    def _desk(self, meta: Mapping[str, Any]) -> _Desk:
+        job = Job.of(meta.get("job") or {})
+        held = self._desks.get(job.experiment)
+        known = held is not None and held.fits(job, meta)
+        if held is None or not known:
+            held = self._desks[job.experiment] = _Desk(self, job, meta)
+        return held
+
+    def federation(self, job: Job) -> Federation:
+        """The site's samples, if they are what the job is about."""
+        data = self._data(job) if callable(self._data) else self._data
+        if data.clients != 1:
+            raise CoterieError(f"a site holds the data of one client, not of {data.clients}.")
+        if tuple(data.x.shape[1:]) != job.shape:
+            raise CoterieError(f"the experiment wants samples of shape {list(job.shape)}; "
+                               f"{self.name} has {list(data.x.shape[1:])}.")
+        if data.classes != job.classes:
+            raise CoterieError(f"the experiment has {job.classes} classes; {self.name}'s data have {data.classes}.")
+        return replace(data, names=(self.name,))
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A client's own state and, with buffers=local, its buffers, after its round `round`."""
+
+    round: int
+    tensors: dict[str, Tensor]
+    buffers: Tensor | None = None
+
+
+class _Desk:
+    """What a site holds of one experiment."""
+
+    def __init__(self, site: Site, job: Job, meta: Mapping[str, Any]) -> None:
+        self.site, self.job = site, job
+        self.number, self.population = int(meta["number"]), int(meta["population"])
+        self.folder = site.home / job.experiment
+        self._pin()
+        self.method = job.chosen()
+        training = replace(job.training, device=site.device)
+        self.clients = Clients(
+            self.method, job.factory(), site.federation(job), training, job.head, population=self.population,
+            first=self.number,
+        )
+
+    def fits(self, job: Job, meta: Mapping[str, Any]) -> bool:
+        return (job, meta.get("number"), meta.get("population")) == (self.job, self.number, self.population)
+
+    def _pin(self) -> None:
+        """Keep the job as first met; the same experiment with another job is a mistake, or worse."""
+        path = self.folder / "job.json"
+        if not path.exists():
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                _write(path, json.dumps(self.job.values(), indent=2) + "\n")
+            except OSError as reason:
+                raise CoterieError(f"the site's folder {self.folder} cannot be written ({reason}).") from reason
+        elif Job.of(json.loads(path.read_text())) != self.job:
+            raise CoterieError(
+                f"the settings of experiment {self.job.experiment} are not those this site met first; start an "
+                "experiment with an id of its own."
+            )
+
+    # -- tasks -----------------------------------------------------------------------------------------------------
+
+    def answer(self, part: Part) -> Part:
+        meta, kind = part.meta, part.meta.get("kind")
+        apart = "server and site would compute different things"
+        wire.check_same("experiment", meta.get("experiment"), self.job.experiment, apart)
+        wire.check_same("method", meta.get("method"), registry.spelling(self.method), apart)
+        wire.check_same("method's options", meta.get("options"), repr(self.method), apart)
+        wire.check_same("layout of the model", meta.get("layout"), self.clients.layout.digest, apart)
+        record = record_class(self.method, str(meta.get("record"))).of(
+            {name: t.to(self.clients.device) for name, t in part.tensors.items()}
+        )
+        t = int(meta["round"])
+        if kind == "introduce":
+            told = introduce(self.method, self.clients.at(t, ALONE), record)
+            return wire.answer(meta, self.site.name, told.tensors())
+        if kind == "round":
+            return self._round(meta, record, t)
+        raise CoterieError(f"this site knows no task of kind '{kind}'; install the server's version of coterie.")
+
+    def _round(self, meta: Mapping[str, Any], payload: Record, t: int) -> Part:
+        do = meta.get("do") or []
+        if any(word not in DO for word in do):
+            raise CoterieError(f"a round may ask for {', '.join(DO)}, not for {do}.")
+        if "score" in do and not self.job.scores:
+            raise CoterieError("this experiment was agreed on without scores that leave the site.")
+        newcomer = bool(meta.get("newcomer"))
+        if newcomer and "local" in do:
+            raise CoterieError("a site that came after training had begun does not train.")
+        cohort = self.clients.at(t, ALONE)
+        own = self._joined(cohort, payload) if newcomer else self._current(int(meta["merged"]), cohort, payload)
+        received = payload if own.buffers is None else self.clients.receive(payload, own.buffers)
+        told: dict[str, Any] = {}
+        if "score" in do or "deploy" in do:
+            cohort = cohort if newcomer else self.clients.at(t, ALONE)  # a newcomer's steps count from its arrival
+            row = self.method.deploy(cohort, received, self._record(own))
+            scores = self._scores(cohort, row)
+            if "deploy" in do:
+                self._write_model(row[0], scores, t, newcomer)
+            if "score" in do:
+                told["scores"] = scores
+        sent: dict[str, Tensor] = {}
+        if "local" in do:
+            sent = self._train(received, own, t)
+            told["n"] = self._n
+        return wire.answer(meta, self.site.name, sent, **told)
+
+    def _train(self, payload: Record, own: _Own, t: int) -> dict[str, Tensor]:
+        cohort = self.clients.at(t, ALONE)
+        upload, state = local(self.method, cohort, payload, self._record(own))
+        kept = self.clients.kept_buffers(cohort)
+        self._save(own, _Own(t, state.tensors(), own.buffers if kept is None else kept))
+        return self.clients.without_local_buffers(upload.tensors())
+
+    @property
+    def _n(self) -> int:
+        return int(self.clients.federation.sizes("train")[0])
+
+    def _scores(self, cohort: Cohort, row: Tensor) -> dict[str, Any]:
+        """Loss and accuracy by stage; how many samples they were taken on."""
+        sizes = self.clients.federation.sizes
+        found: dict[str, Any] = {"samples": int(sizes("test")[0]), "validated": bool(sizes("val")[0])}
+        for stage, (test, val, steps) in score_rows(cohort, row).items():
+            found[stage] = {
+                "steps": int(steps[0]), "test": {name: float(v[0]) for name, v in test.items()},
+                "val": {name: float(v[0]) for name, v in val.items()},
+            }
+        return found
+
+    # -- the client's own state ------------------------------------------------------------------------------------
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / "state.safetensors"
+
+    def _record(self, own: _Own) -> Record:
+        return record_class(self.method, self._type).of(own.tensors)
+
+    def _joined(self, cohort: Cohort, payload: Record) -> _Own:
+        state = self.method.join(cohort, payload)
+        self._type = type(state).__name__
+        return _Own(JOINED, state.tensors())
+
+    def _current(self, merged: int, cohort: Cohort, payload: Record) -> _Own:
+        """The state after round `merged`, the last one of this site that the server has merged."""
+        if not self._path.exists():
+            own = self._joined(cohort, payload)
+            self._save(None, own)
+            return own
+        before, after = self._load()
+        if after.round <= merged:  # or the site's folder is an older copy: the best it has
+            return after
+        if before is not None and before.round == merged:
+            return before
+        raise CoterieError(
+            f"the server knows this site as of round {merged}, but the site is at round {after.round}; resume the "
+            f"server from a newer checkpoint, or remove {self.folder} to join anew."
+        )
+
+    def _save(self, before: _Own | None, after: _Own) -> None:
+        tensors: dict[str, Tensor] = {}
+        for word, own in (("before", before), ("after", after)):
+            if own is not None:
+                tensors |= {f"{word}.{name}": t for name, t in own.tensors.items()}
+                tensors |= {} if own.buffers is None else {f"buffers.{word}": own.buffers}
+        meta = {
+            "experiment": self.job.experiment, "client": self.site.name, "type": self._type,
+            "layout": self.clients.layout.digest, "before": None if before is None else before.round,
+            "after": after.round,
+        }
+        checkpoint.save(self._path, tensors, meta)
+
+    def _load(self) -> tuple[_Own | None, _Own]:
+        tensors, meta = checkpoint.load(self._path)
+        if (meta["client"], meta["layout"]) != (self.site.name, self.clients.layout.digest):
+            raise CoterieError(
+                f"{self._path} holds the state of client {meta['client']} with layout {meta['layout']}; give every "
+                "site a home of its own."
+            )
+        self._type = meta["type"]
+        device = self.clients.device
+
+        def own(word: str) -> _Own:
+            mine = {name[len(word) + 1 :]: t.to(device) for name, t in tensors.items() if name.startswith(word + ".")}
+            buffers = tensors.get(f"buffers.{word}")
+            return _Own(int(meta[word]), mine, None if buffers is None else buffers.to(device))
+
+        return None if meta["before"] is None else own("before"), own("after")
+
+    # -- the model that is used ------------------------------------------------------------------------------------
+
+    def _write_model(self, row: Tensor, scores: Mapping[str, Any], t: int, newcomer: bool) -> None:
+        facts = {
+            "method": self.job.method, "model": self.job.model, "experiment": self.job.experiment,
+            "site": self.site.name, "round": t, "newcomer": newcomer, "scores": scores,
+            "layout": {
+                "digest": self.clients.layout.digest, "columns": self.clients.layout.size,
+                "tensors": {entry.name: list(entry.shape) for entry in self.clients.layout.entries},
+            },
+            "job": self.job.values(),
+        }
+        checkpoint.save(self.folder / "model.safetensors", self.clients.layout.views(row), facts)
+        _write(self.folder / "model.json", json.dumps(facts, indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_text(text)
+    os.replace(fresh, path)

@@ -1,0 +1,335 @@
+"""What happens across sites when things go wrong, and what leaves a site."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import sites as toy
+import torch
+
+from coterie import checkpoint
+from coterie.errors import CoterieError
+from coterie.flower import wire
+from coterie.flower.job import Job
+from coterie.flower.loopback import Loopback, through
+from coterie.flower.rounds import Policy, Received
+from coterie.flower.site import Site, join
+from coterie.flower.wire import Failure, Part
+
+
+class Line(Loopback):
+    """Keeps every message and answer, and lets `spoil(name, task, answer)` change what comes back."""
+
+    def __init__(self, sites, spoil=None):
+        super().__init__(sites)
+        self.spoil, self.log = spoil, []
+
+    def deliver(self, name, parts):
+        answer = super().deliver(name, parts)
+        self.log.append((name, parts, answer))
+        changed = self.spoil(name, parts[0], answer) if self.spoil is not None else None
+        return answer if changed is None else changed
+
+
+def trained(data, home, spoil, method="ditto", policy=toy.POLICY, check=None, **training):
+    line = Line(toy.sites(data, home), spoil)
+    one = toy.job(data, method, **training)
+    (rounds,), _ = toy.run(data, [one], home, line, policy=policy, check=check)
+    return rounds, line, one
+
+
+def in_round(task, t):
+    return task.meta["round"] == t and "local" in task.meta.get("do", ())
+
+
+# -- what leaves a site -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "uploads", "introduction"), [
+    ("fedavg", {"update"}, set()), ("fedper", {"update"}, set()), ("ditto", {"update"}, set()),
+    ("fednh", {"update", "means", "counts"}, set()),  # the counts are the histogram, which its equation needs
+    ("cwfedavg", {"update"}, {"mix"}),
+])
+def test_n_and_what_the_method_uploads_is_all_that_leaves(tmp_path, method, uploads, introduction):
+    data = toy.federation()
+    line = Line(toy.sites(data, tmp_path))
+    one = replace(toy.job(data, method), scores=False)
+    toy.run(data, [one], tmp_path, line)
+    sizes = dict(zip(data.names, toy.SIZES, strict=True))
+    for name, (task,), (answer,) in line.log:
+        trains = "local" in task.meta.get("do", ())
+        expected = introduction if task.meta["kind"] == "introduce" else uploads if trains else set()
+        assert set(answer.tensors) == expected
+        assert set(answer.meta) == {*wire.ECHOED, "site"} | ({"n"} if trains else set())
+        if trains:
+            assert answer.meta["n"] == sizes[name]
+
+
+def test_what_is_personal_is_in_no_upload(tmp_path):
+    """FedPer's head stays: an upload has as many columns as the rest of the model, 4 * 5 + 5 of 43 with 5 hidden."""
+    data = toy.federation()
+    rounds, line, _ = trained(data, tmp_path, None, "fedper")
+    assert rounds.layout.size == 43
+    sent = [a.tensors["update"] for _, _, (a,) in line.log if "update" in a.tensors]
+    assert len(sent) == 12
+    assert {tuple(t.shape) for t in sent} == {(1, 25)}
+
+
+def test_a_site_refuses_to_tell_scores_that_were_not_agreed_on(tmp_path):
+    data = toy.federation()
+    line = Line(toy.sites(data, tmp_path))
+    toy.run(data, [replace(toy.job(data, "fedavg"), scores=False)], tmp_path, line)
+    name, (task,), _ = line.log[-1]
+    (answer,) = line.by_name[name].answer(through([Part({**task.meta, "do": ["score"]}, task.tensors)]))
+    assert "without scores" in answer.meta["error"]
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_arrives_twice_is_answered_twice_alike(tmp_path):
+    """Training starts from the state before the round, whatever the first answer did to the state after it."""
+    data, again = toy.federation(), []
+
+    def twice(name, task, answer):
+        if in_round(task, 1):
+            path = tmp_path / name / "ditto" / "state.safetensors"
+            before = path.read_bytes()
+            again.append((answer, through(line_of[0].by_name[name].answer([task])), before == path.read_bytes()))
+
+    line = Line(toy.sites(data, tmp_path), twice)
+    line_of = [line]
+    toy.run(data, [toy.job(data, "ditto")], tmp_path, line)
+    assert len(again) == 4
+    for (first,), (second,), same_file in again:
+        assert first.meta == second.meta
+        assert all(torch.equal(first.tensors[k], second.tensors[k]) for k in first.tensors)
+        assert same_file
+
+
+FAULTS = {
+    "raises": (lambda a: [Part({**a[0].meta, "error": "RuntimeError: no", "cause": "failed"})], "failed"),
+    "hangs": (lambda a: Failure("late", "no answer."), "late"),
+    "old round": (lambda a: [Part({**a[0].meta, "round": 0}, a[0].tensors)], "late"),
+    "wrong layout": (lambda a: [Part({**a[0].meta, "layout": "0" * 16}, a[0].tensors)], "mismatch"),
+    "other protocol": (lambda a: [Part({**a[0].meta, "protocol": 0}, a[0].tensors)], "mismatch"),
+    "another's name": (lambda a: [Part({**a[0].meta, "site": "oslo"}, a[0].tensors)], "mismatch"),
+    "two answers": (lambda a: [a[0], a[0]], "mismatch"),
+    "wrong shape": (lambda a: [Part(a[0].meta, {k: t[..., :-1] for k, t in a[0].tensors.items()})], "rejected"),
+    "wrong type": (lambda a: [Part(a[0].meta, {k: t.float() for k, t in a[0].tensors.items()})], "rejected"),
+    "no samples": (lambda a: [Part({**a[0].meta, "n": 0}, a[0].tensors)], "rejected"),
+    "samples as text": (lambda a: [Part({**a[0].meta, "n": "7"}, a[0].tensors)], "rejected"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_answer_is_counted_by_cause_and_the_round_goes_on(tmp_path, fault):
+    """lyon is faulty in round 1. All that follows is as if it had not taken part: the others' mean is the new model."""
+    spoil, cause = FAULTS[fault]
+    data = toy.federation()
+    rounds, _, _ = trained(
+        data, tmp_path / "faulty", lambda n, t, a: spoil(a) if n == "lyon" and in_round(t, 1) else None
+    )
+    expected, _, _ = trained(
+        data, tmp_path / "absent", lambda n, t, a: Failure("lost", "") if n == "lyon" and in_round(t, 1) else None
+    )
+    assert [r["participants"] for r in rounds.rounds] == [4, 3, 4]
+    assert rounds.rounds[1]["report"]["failures"] == {cause: 1}
+    assert torch.equal(rounds.server.row, expected.server.row)
+
+
+def test_the_runs_check_sees_uploads_before_they_are_merged(tmp_path):
+    """The place where bad uploads are kept out: whoever it names is left out, and whoever it bars is not asked."""
+
+    class Check:
+        seen: list[Received] = []  # noqa: RUF012
+
+        def __call__(self, received):
+            self.seen.append(received)
+            return {"turin": "too far away."} if received.round == 0 and received.kind == "round" else {}
+
+        def barred(self):
+            return ["turin"] if len(self.seen) > 1 else []
+
+    data, check = toy.federation(), Check()
+    rounds, line, _ = trained(data, tmp_path, None, check=check)
+    assert [r["participants"] for r in rounds.rounds] == [3, 3, 3]
+    assert [r["report"]["failures"] for r in rounds.rounds] == [{"rejected": 1}, {"barred": 1}, {"barred": 1}]
+    assert [(one.kind, one.round) for one in check.seen] == [("introduce", 0), ("round", 0), ("round", 1), ("round", 2)]
+    assert check.seen[1].n == dict(zip(data.names, toy.SIZES, strict=True))
+    assert not [name for name, (task,), _ in line.log if name == "turin" and task.meta["round"] > 0]
+
+
+def test_too_few_answers_skip_the_round(tmp_path):
+    data = toy.federation()
+    rounds, _, _ = trained(
+        data, tmp_path, lambda n, t, a: Failure("lost", "") if n != "oslo" and in_round(t, 2) else None,
+        policy=replace(toy.POLICY, minimum=2),
+    )
+    assert rounds.rounds[2]["report"]["skipped"] == "2 answers are needed, 1 came"
+    two, _, _ = trained(data, tmp_path / "two", None, rounds=2)
+    assert torch.equal(rounds.server.row, two.server.row)
+
+
+def test_a_target_ends_the_round_early(tmp_path):
+    """The line asks in order of names: after two answers nobody else is waited for."""
+    rounds, _, _ = trained(toy.federation(), tmp_path, None, policy=replace(toy.POLICY, target=2))
+    assert [r["participants"] for r in rounds.rounds] == [2, 2, 2]
+    assert rounds.rounds[0]["report"]["failures"] == {"late": 2}
+    assert [rounds.merged[name] for name in toy.NAMES] == [2, 2, -1, -1]
+
+
+@pytest.mark.parametrize("when", ["asked", "answered"])
+def test_a_server_that_is_killed_goes_on_where_it_was(tmp_path, when):
+    """Killed in round 1, when some or all sites have trained; what was not merged is trained again, to the same end."""
+
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    data, one = toy.federation(), toy.job(toy.federation(), "ditto", evaluate_every=1)
+
+    def kill(name, task, answer):
+        if in_round(task, 1) and name == ("lyon" if when == "asked" else "turin"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        toy.run(data, [one], tmp_path, Line(toy.sites(data, tmp_path), kill), folder=tmp_path / "server")
+    (rounds,), _ = toy.run(data, [one], tmp_path, Loopback(toy.sites(data, tmp_path)), folder=tmp_path / "server")
+    (whole,), _ = toy.run(data, [one], tmp_path / "whole")
+    assert torch.equal(rounds.server.row, whole.server.row)
+    for name in toy.NAMES:
+        mine, theirs = (
+            checkpoint.load(root / name / "ditto" / "state.safetensors")[0] for root in (tmp_path, tmp_path / "whole")
+        )
+        assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
+    assert [r["round"] for r in rounds.rounds] == [0, 1, 2]
+    assert [e.round for e in rounds.history] == [0, 1, 2, 3]
+    result = rounds.folder.result()  # a run folder like any other
+    last = whole.history[-1].stages["served"]
+    assert result.at("served", "last").test["accuracy"] == pytest.approx(last.test["accuracy"])
+    (ended,), line = toy.run(data, [one], tmp_path, Loopback(toy.sites(data, tmp_path)), folder=tmp_path / "server")
+    assert line.messages == 0  # the run is over and everybody has a model
+    assert ended.rounds_done == 3
+
+
+def test_late_and_absent_sites_get_their_models_when_they_come(tmp_path):
+    """oslo is lost at the end and zurich comes later still; the finished run is served again and asks only them."""
+    names = (*toy.NAMES, "zurich")
+    data = toy.federation(names=names, sizes=(*toy.SIZES, 6), val=(*toy.VAL, 2), test=(*toy.TEST, 3), unseen=1)
+    one = toy.job(data, "ifca:models=2")
+    everybody = toy.sites(data, tmp_path)
+    line = Line(everybody[:4], lambda n, t, a: Failure("lost", "") if n == "oslo" and t.meta["round"] == 3 else None)
+    toy.run(data, [one], tmp_path, line, folder=tmp_path / "server")
+    assert not (tmp_path / "zurich" / "ifca").exists()
+    later = Line(everybody)
+    (rounds,), _ = toy.run(data, [one], tmp_path, later, folder=tmp_path / "server", linger=0.05)
+    asked = [(name, t.meta["kind"], t.meta["number"], bool(t.meta.get("newcomer"))) for name, (t,), _ in later.log]
+    assert asked == [("oslo", "round", 2, False), ("zurich", "introduce", 4, False), ("zurich", "round", 4, True)]
+    assert rounds.served == set(names)
+    facts = json.loads((tmp_path / "zurich" / "ifca" / "model.json").read_text())
+    sim = toy.stacked(data, one)
+    assert facts["newcomer"]
+    expected = sim.evaluate().stages["unseen_served"].test["accuracy"][0]
+    assert facts["scores"]["served"]["test"]["accuracy"] == pytest.approx(expected)
+
+
+def test_a_site_that_is_ahead_of_its_server_says_so(tmp_path):
+    """A server resumed from an old copy of its folder knows the site as of a round that it no longer holds."""
+    data = toy.federation()
+    _, line, _ = trained(data, tmp_path, None)
+    name, (task,), _ = next(entry for entry in line.log if in_round(entry[1][0], 0))
+    (answer,) = line.by_name[name].answer([task])
+    assert answer.meta["cause"] == "refused"
+    assert "the server knows this site as of round -1, but the site is at round 2" in answer.meta["error"]
+
+
+def test_many_experiments_travel_in_one_message(tmp_path):
+    data = toy.federation()
+    jobs = [toy.job(data, method) for method in ("fedavg", "ditto", "ifca:models=2")]
+    many, line = toy.run(data, jobs, tmp_path / "many")
+    assert line.messages == 4 * 5
+    for job, rounds in zip(jobs, many, strict=True):
+        (alone,), _ = toy.run(data, [job], tmp_path / "alone")
+        for name, t in alone.server.tensors().items():
+            assert torch.equal(t, rounds.server.tensors()[name])
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("changed", "sentence"), [
+    ({"protocol": 7}, "speaks protocol 7"), ({"layout": "beef"}, "layout of the model differs"),
+    ({"method": "fedprox"}, "method differs"), ({"options": "FedAvg()"}, "options differs"),
+    ({"kind": "dance"}, "no task of kind 'dance'"), ({"do": ["upload"]}, "may ask for join, score, local, deploy"),
+    ({"job": {}}, "settings cannot be read"), ({"record": "Module"}, "Nothing has fields"),
+])
+def test_a_task_that_does_not_fit_is_refused_with_a_sentence(tmp_path, changed, sentence):
+    data = toy.federation()
+    _, line, _ = trained(data, tmp_path, None, "fedavg", rounds=1)
+    name, (task,), _ = line.log[-1]
+    (answer,) = line.by_name[name].answer([Part({**task.meta, **changed}, task.tensors)])
+    assert sentence in answer.meta["error"]
+    assert not answer.tensors
+
+
+def test_an_experiment_keeps_the_settings_it_began_with(tmp_path):
+    data = toy.federation()
+    trained(data, tmp_path, None, "fedavg", rounds=1)
+    with pytest.raises(CoterieError, match="introduced itself"):
+        trained(data, tmp_path, None, "fedavg", rounds=2)
+
+
+def test_jobs_that_cannot_run_across_sites(tmp_path):
+    data = toy.federation()
+    with pytest.raises(CoterieError, match="dropouts are played by the simulation"):
+        toy.job(data, "fedavg", dropouts=0.1)
+    with pytest.raises(CoterieError, match=r"'\.\./up' cannot be the name of an experiment"):
+        toy.job(data, "fedavg", experiment="../up")
+    with pytest.raises(CoterieError, match="lies in a file"):
+        Job.for_data(data, experiment="mine", method="mine.py:Mine", model="mlp")
+    with pytest.raises(CoterieError, match="cannot be the name of a site"):
+        Site("a/b", data, tmp_path)
+    with pytest.raises(CoterieError, match="minimum=3 answers cannot come from 2 sites"):
+        Policy(sites=2, minimum=3)
+    with pytest.raises(CoterieError, match=r"waited 0\.05 s for 5 sites; there are 4: berlin, lyon, oslo, turin"):
+        trained(data, tmp_path, None, policy=replace(toy.POLICY, sites=5, wait=0.05))
+
+
+def test_a_job_is_the_same_after_a_journey():
+    one = toy.job(toy.federation(), "fedfew:models=2", steps=3)
+    assert Job.of(json.loads(json.dumps(one.values()))) == one
+
+
+def test_a_site_with_other_data_is_refused(tmp_path):
+    """Its samples have five features, the experiment's four."""
+    data, other = toy.federation(), toy.federation(shape=(5,))
+    line = Line([*toy.sites(data, tmp_path)[:3], toy.sites(other, tmp_path)[3]])
+    with pytest.raises(CoterieError, match="not every site that was there introduced itself"):
+        toy.run(data, [toy.job(data, "fedavg")], tmp_path, line)
+    assert "wants samples of shape [4]; turin has [5]" in line.log[3][2][0].meta["error"]
+
+
+def test_without_flower_only_the_apps_are_missing(tmp_path):
+    """The engine imports without flwr; the apps answer with the line that installs it."""
+    code = (
+        "import sys\nsys.modules['flwr'] = None\nimport coterie.flower.rounds, coterie.flower.site\n"
+        "for app in ('client', 'server'):\n"
+        "    try:\n        __import__(f'coterie.flower.{app}')\n"
+        "    except coterie.CoterieError as reason:\n        print(reason)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("pip install 'coterie[flower]'") == 2
+
+
+def test_join_reads_the_sites_file(tmp_path):
+    """Twenty samples: five for testing, two of the other fifteen for validation."""
+    import numpy as np
+
+    np.savez(tmp_path / "ward.npz", x=np.zeros((20, 4), np.float32), y=np.arange(20) % 3)
+    data = join("ward", tmp_path / "ward.npz", tmp_path).federation(toy.job(toy.federation(), "fedavg"))
+    assert data.names == ("ward",)
+    assert [int(data.sizes(split)[0]) for split in ("train", "val", "test")] == [13, 2, 5]
