@@ -7,9 +7,9 @@
                         nodes/NAME.pub                      the public keys it admits
     DIR/clients/NAME/   ca.crt, node.key, node.pub          goes to site NAME
 
-The certificates are X.509 with ECDSA P-384 keys. The server's names the hosts in its SAN; 127.0.0.1, ::1 and localhost are
-always among them, because the SuperLink's own helper processes reach it there. A client's pair is ECDSA P-384 in OpenSSH's
-format, what `ssh-keygen -t ecdsa -b 384` writes. Private keys have file mode 0600 and no passphrase.
+The certificates are X.509 with ECDSA P-384 keys. The server's names its hosts as SAN; localhost, 127.0.0.1 and ::1 are
+always among them, because the SuperLink's own helper processes reach it there. A client's pair is ECDSA P-384 in
+OpenSSH's format, what `ssh-keygen -t ecdsa -b 384` writes. Private keys have file mode 0600 and no passphrase.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _make(folder: Path, hosts: Sequence[str], names: Sequence[str], fresh: bool)
 
 
 def renew(folder: Path, who: str, hosts: Sequence[str] = ()) -> list[str]:
-    """Replace the server's key and certificate (`who` is "server") or one client's key; the lines say what to do then."""
+    """Replace key and certificate of the server (`who` is "server") or one client's key; the lines say what to do then."""
     hosts = [_host(host) for host in hosts]
     if not (folder / "ca" / "ca.crt").exists():
         raise CoterieError(f"{folder} holds no keys: it has no ca/ca.crt.")
@@ -125,8 +125,8 @@ def _renew_client(folder: Path, name: str) -> list[str]:
     _make_client(folder, name, replace=True)
     return [
         f"{folder / 'clients' / name}: a new key; give node.key and node.pub to site {name} and to nobody else.",
-        f"Copy {folder / 'server' / 'nodes' / (name + '.pub')} to the server and restart it: from then on the old key is "
-        f"refused. Then restart site {name}.",
+        f"Copy {folder / 'server' / 'nodes' / (name + '.pub')} to the server and restart it; the old key is "
+        f"refused from then on. Then restart site {name}.",
     ]
 
 
@@ -229,7 +229,8 @@ def _writing(folder: Path, work: Callable[[], _T]) -> _T:
     try:
         return work()
     except OSError as reason:
-        raise CoterieError(f"the keys in {folder} cannot be written: {(reason.strerror or str(reason)).lower()}.") from reason
+        cause = (reason.strerror or str(reason)).lower()
+        raise CoterieError(f"the keys in {folder} cannot be written: {cause}.") from reason
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -243,7 +244,7 @@ def listed(given: Iterable[str]) -> list[str]:
 def _client_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name in _RESERVED:
         raise CoterieError(
-            f"'{name}' cannot name a client: letters, digits, '.', '_' and '-', not longer than 63, not 'ca' or 'server'."
+            f"'{name}' cannot name a client: at most 63 letters, digits, '.', '_' and '-', and not 'ca' or 'server'."
         )
     return name
 
@@ -288,8 +289,9 @@ class ServerKeys:
     @classmethod
     def read(cls, folder: Path) -> ServerKeys:
         """The keys in `folder` (what `coterie keys` wrote to DIR/server), checked."""
-        paths = _present(folder, "ca.crt", "server.crt", "server.key")
-        found = cls(*paths, {path.stem: path for path in sorted((folder / "nodes").glob("*.pub"))})
+        ca_file, own_file, key_file = _present(folder, "ca.crt", "server.crt", "server.key")
+        nodes = {path.stem: path for path in sorted((folder / "nodes").glob("*.pub"))}
+        found = cls(ca_file, own_file, key_file, nodes)
         _private(found.key)
         own, ca = certificate(found.certificate), certificate(found.ca)
         try:
@@ -371,7 +373,8 @@ def _present(folder: Path, *names: str) -> list[Path]:
     paths = [folder / name for name in names]
     absent = [path.name for path in paths if not path.is_file()]
     if absent:
-        raise CoterieError(f"{folder} has no {', '.join(absent)}; `coterie keys` makes the folders of server and sites.")
+        hint = "`coterie keys` makes the folders of the server and the sites"
+        raise CoterieError(f"{folder} has no {', '.join(absent)}; {hint}.")
     return paths
 
 
@@ -383,6 +386,8 @@ def _private(path: Path) -> None:
 def _still_valid(path: Path) -> None:
     found, now = certificate(path), datetime.now(UTC)
     if now > found.not_valid_after_utc:
-        raise CoterieError(f"{path} ended on {found.not_valid_after_utc:%Y-%m-%d}; `coterie keys DIR --renew server` helps.")
+        when = f"{found.not_valid_after_utc:%Y-%m-%d}"
+        raise CoterieError(f"{path} ended on {when}; `coterie keys DIR --renew server` makes a new one.")
     if now < found.not_valid_before_utc:
-        raise CoterieError(f"{path} is valid from {found.not_valid_before_utc:%Y-%m-%d} only; is this machine's clock right?")
+        when = f"{found.not_valid_before_utc:%Y-%m-%d}"
+        raise CoterieError(f"{path} is not valid before {when}; is this machine's clock right?")
