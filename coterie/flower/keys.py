@@ -95,7 +95,7 @@ def _make(folder: Path, hosts: Sequence[str], names: Sequence[str], fresh: bool)
 
 
 def renew(folder: Path, who: str, hosts: Sequence[str] = ()) -> list[str]:
-    """Replace key and certificate of the server (`who` is "server") or one client's key; the lines say what to do then."""
+    """Replace key and certificate of the server (`who` is "server") or a client's key, and say what to do then."""
     hosts = [_host(host) for host in hosts]
     if not (folder / "ca" / "ca.crt").exists():
         raise CoterieError(f"{folder} holds no keys: it has no ca/ca.crt.")
