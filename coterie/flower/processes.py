@@ -220,7 +220,7 @@ class SuperLink:
 
     def _checked(self) -> None:
         if self.keys is None:
-            self.say("warning: without keys nothing is encrypted and any node may take part; for tests on loopback only")
+            self.say("warning: without keys nothing is encrypted and any node takes part; for tests on loopback only")
             return
         names = names_of(certificate(self.keys.certificate))
         if self.address.near.host not in names:
