@@ -14,24 +14,31 @@ What is wrong but well formed and of usual length passes; robust aggregators are
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from coterie.errors import CoterieError
 
+log = logging.getLogger("coterie.server")
+
 COHORT = 3
 """With fewer uploads there is no median to speak of, and norms are not compared."""
 
 LIFT = "lift"
 """The file in the server's folder by which an operator lifts quarantines: one client's name a line."""
+
+KEPT = "checks.json"
+"""Strikes, quarantines and sample counts, in the server's folder."""
 
 Schema = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name -> shape and dtype of a tensor that one client sends."""
@@ -228,3 +235,73 @@ def ask_to_lift(folder: Path, client: str) -> None:
         raise CoterieError(f"{folder} is not a folder.")
     with open(folder / LIFT, "a") as file:
         file.write(f"{client}\n")
+
+
+class Received(Protocol):
+    """Uploads of a round, or introductions, by site; tensors have a client axis of length 1."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def tensors(self) -> Mapping[str, Mapping[str, Tensor]]: ...
+
+    @property
+    def n(self) -> Mapping[str, int]: ...
+
+
+class Guard:
+    """The checks and the quarantine of one server. What it must remember lies in `checks.json` of its folder.
+
+    Introductions are facts of a site's own, so their norms are not compared, and they bring no sample count.
+    """
+
+    def __init__(self, limits: Limits | None = None, folder: Path | None = None) -> None:
+        self.limits = limits if limits is not None else Limits()
+        self.folder = folder
+        self.quarantine, self.before = Quarantine(self.limits.strikes), dict[str, int]()
+        if folder is not None and (folder / KEPT).exists():
+            try:
+                kept = json.loads((folder / KEPT).read_text())
+                self.quarantine = Quarantine(self.limits.strikes, dict(kept["strikes"]), dict(kept["held"]))
+                self.before = {client: int(n) for client, n in kept["samples"].items()}
+            except (json.JSONDecodeError, KeyError, TypeError, ValueError) as reason:
+                what = "remove it to forget strikes and quarantines"
+                raise CoterieError(f"{folder / KEPT} is damaged; {what}.") from reason
+
+    def __call__(self, received: Received) -> dict[str, str]:
+        """Site -> reason, for what must not be used."""
+        introduced = received.kind == "introduce"
+        uploads = {site: Arrived(received.n.get(site, 0 if not introduced else 1), tensors)
+                   for site, tensors in received.tensors.items()}
+        if not uploads:
+            return {}
+        limits = replace(self.limits, norm=None, samples=None) if introduced else self.limits
+        accepted, rejected = check(uploads, agreed(uploads), limits, self.before)
+        if not introduced:
+            self.before |= {site: upload.n for site, upload in accepted.items()}
+        for site, reason in rejected:
+            log.warning("%s: upload rejected: %s", site, reason)
+        for site in self.quarantine.note(accepted, rejected):
+            log.warning("%s: quarantined after %d rejected uploads in a row", site, self.limits.strikes)
+        self._save()
+        return dict(rejected)
+
+    def barred(self) -> set[str]:
+        """The sites that are not asked; those an operator has lifted since the last call no longer are among them."""
+        if self.folder is not None:
+            lifted = self.quarantine.obey(self.folder)
+            for site in lifted:
+                log.warning("%s: quarantine lifted", site)
+            if lifted:
+                self._save()
+        return set(self.quarantine.held)
+
+    def _save(self) -> None:
+        if self.folder is None:
+            return
+        kept = {"strikes": self.quarantine.strikes, "held": self.quarantine.held, "samples": self.before}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        fresh = self.folder / f"{KEPT}.tmp"
+        fresh.write_text(json.dumps(kept, indent=2) + "\n")
+        os.replace(fresh, self.folder / KEPT)

@@ -7,7 +7,7 @@ SuperNode, which starts a client app for each message. What was measured with fl
   401 and end with exit status 0. With `--database` keys, node ids and runs survive, and the SuperNodes come back by
   themselves, but the server app does not: its run is marked as failed, or stays "running" without a process. A key
   that was once unregistered can never be registered again there. So no database is used: after each start all keys
-  are registered anew (`SuperLink.admit`) and the run is submitted anew (`serve`); the server app goes on from its own
+  are registered anew (`SuperLink.admit`) and the run is submitted anew (`operate`); the server app goes on from its own
   checkpoint, and the supervised sites come back. Node ids are new after that, names are not.
 - A killed server app: its run is marked as failed ("no heartbeat") within about a minute.
 - A SuperNode ended by SIGTERM may come back at once. After SIGKILL its key is refused for up to 60 s: it ends with exit
@@ -51,6 +51,7 @@ CLIENT_APP = "coterie.flower.client:app"
 Say = Callable[[str], None]
 Setting = str | int | float | bool
 
+_LET_IN = "SuperNode ID: "  # what a SuperNode writes once the server has accepted it
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _WILD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -357,7 +358,7 @@ class SuperLink:
         return dict(answer)
 
 
-def serve(
+def operate(
     link: SuperLink, config: Mapping[str, Setting], server_app: str = SERVER_APP, client_app: str = CLIENT_APP,
     tries: int = 3, quick: float = 120,
 ) -> None:
@@ -391,13 +392,13 @@ def serve(
 def supervise(
     keys: ClientKeys | None, address: Address, home: Path, config: Mapping[str, Setting] | None = None,
     variables: Mapping[str, str] | None = None, stop: threading.Event | None = None, patience: float | None = None,
-    say: Say = say, settled: float = 10, longest: float = 10,
+    say: Say = say, longest: float = 10,
 ) -> None:
     """Keep a SuperNode running until `stop` is set or ctrl-C.
 
-    A SuperNode that ends is started again after 1, 2, 4, ... at most `longest` seconds; one that ran for `settled`
-    seconds resets that. With `patience`, being out of the federation for so many seconds is a CoterieError. A server
-    that the CA does not vouch for is one at once, unless the node has been in the federation before.
+    A SuperNode that ends is started again after 1, 2, 4, ... at most `longest` seconds; one that was let in resets that.
+    With `patience`, being out of the federation for so many seconds is a CoterieError. A server that the CA does not
+    vouch for is one at once, unless the node has been in the federation before.
     """
     stop = stop if stop is not None else threading.Event()
     home.mkdir(parents=True, exist_ok=True)
@@ -411,11 +412,11 @@ def supervise(
         while not stop.is_set():
             reason = _reach(address, keys, joined)
             if reason is None:
-                began, told = time.monotonic(), False
+                told = False
                 node = Process(_node_command(keys, address, config or {}), home / "supernode.log",
                                environment(home / "flwr", variables))
                 while node.alive and not stop.wait(0.2):
-                    if not told and time.monotonic() - began > settled:
+                    if not told and _LET_IN in node.said():
                         say(f"{name} is connected to {address}")
                         told, joined, delay, last = True, True, 1.0, ""
                 if stop.is_set():
