@@ -53,6 +53,7 @@ Setting = str | int | float | bool
 
 _LET_IN = "SuperNode ID: "  # what a SuperNode writes once the server has accepted it
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _WILD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -97,10 +98,14 @@ def tool(name: str) -> str:
 
 
 def environment(home: Path, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, with telemetry and update check off, short polling and a Flower folder of its own."""
+    """This process's environment, with telemetry and update check off, short polling and a Flower folder of its own.
+
+    Proxy settings are left out: Flower would send even the calls inside a machine there.
+    """
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     fixed = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PATH": path}
-    return {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", **os.environ, **fixed, **(variables or {})}
+    inherited = {name: value for name, value in os.environ.items() if name.lower() not in _PROXIES}
+    return {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", **inherited, **fixed, **(variables or {})}
 
 
 class Process:
@@ -396,8 +401,8 @@ def supervise(
 ) -> None:
     """Keep a SuperNode running until `stop` is set or ctrl-C.
 
-    A SuperNode that ends is started again after 1, 2, 4, ... at most `longest` seconds; one that was let in resets that.
-    With `patience`, being out of the federation for so many seconds is a CoterieError. A server that the CA does not
+    A SuperNode that ends is started again after 1, 2, 4, ... at most `longest` seconds; being let in resets that. With
+    `patience`, being out of the federation for so many seconds is a CoterieError. A server that the CA does not
     vouch for is one at once, unless the node has been in the federation before.
     """
     stop = stop if stop is not None else threading.Event()

@@ -104,6 +104,7 @@ def test_what_listens_everywhere_is_reached_by_loopback():
 
 def test_the_environment_is_quiet_and_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     found = processes.environment(tmp_path, {"MINE": "1"})
     assert found["FLWR_TELEMETRY_ENABLED"] == "0"  # whatever the operator's shell says
     assert found["FLWR_DISABLE_UPDATE_CHECK"] == "1"
@@ -111,6 +112,7 @@ def test_the_environment_is_quiet_and_its_own(tmp_path, monkeypatch):
     assert found["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] == "0.1"
     assert found["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert found["MINE"] == "1"
+    assert "HTTPS_PROXY" not in found
 
 
 def test_a_tool_that_is_absent_names_the_extra():
