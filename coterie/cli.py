@@ -201,6 +201,32 @@ def textbook_command(
         console.print(f"picture: {path}")
 
 
+@app.command("keys")
+def keys_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the folders of CA, server and clients lie.")],
+    more: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Further clients.")] = None,
+    server: Annotated[
+        list[str] | None, typer.Option("--server", metavar="HOST[,HOST...]", help="Names and addresses of the server.")
+    ] = None,
+    clients: Annotated[
+        list[str] | None, typer.Option("--clients", metavar="NAME[,NAME...]", help="Sites that get a key.")
+    ] = None,
+    renew: Annotated[
+        str | None, typer.Option("--renew", metavar="server|NAME", help="Replace what the server or a client has.")
+    ] = None,
+) -> None:
+    """Make certificates and keys for a server and its clients, and say what goes to whom."""
+    from coterie.flower import keys
+
+    if more and not clients:
+        raise CoterieError(f"clients are named after --clients: coterie keys {folder} --clients {' '.join(more)}")
+    hosts, names = keys.listed(server or ()), keys.listed([*(clients or ()), *(more or ())])
+    if renew is not None and names:
+        raise CoterieError("--renew replaces one key; --clients makes new ones. Use one at a time.")
+    said = keys.make(folder, hosts, names) if renew is None else keys.renew(folder, renew, hosts)
+    print("\n".join(said))
+
+
 # -- building and running --------------------------------------------------------------------------------------------
 
 
