@@ -117,20 +117,21 @@ class _Loss:
         step = _spread(sigma, q) / _FINE
         step = max(step, (high - low) / _MOST)
         first, last = math.floor(low / step), math.ceil(high / step)
-        at = np.arange(first, last + 1)  # the grid, in steps
-        p, other = _masses(sign * at * step, sigma, q, removed)
+        at = np.arange(first, last + 1, dtype=np.int64)  # the grid, in steps
+        p, other = _masses(np.asarray(sign * step * at, np.float64), sigma, q, removed)
         width = -math.expm1(-step)  # 1 - e^-step
         left = np.clip((other * np.exp(at[:-1] * step) - p * math.exp(-step)) / width, 0, p)
         masses = np.append(left, 0.0) + np.append(0.0, p - left)
         self._lost = max(0.0, 1 - math.fsum(masses))  # in the far tails: it counts as an infinite loss
         self._compose(masses, at, step)
 
-    def _compose(self, masses: Array, at: Array, step: float) -> None:
+    def _compose(self, masses: Array, at: np.ndarray[Any, np.dtype[np.int64]], step: float) -> None:
         """Choose the grid of the sum and transform one round's masses."""
         kept = masses > 0
         masses, at = masses[kept], at[kept]
         self._tail = 1e-3 * self.delta
-        high, low = (_reach(masses, way * at * step, self.rounds, self._tail / 2) for way in (1, -1))
+        losses = np.asarray(step * at, np.float64)
+        high, low = (_reach(masses, way * losses, self.rounds, self._tail / 2) for way in (1, -1))
         size = 1 << max(4, math.ceil(math.log2((high + low) / step + 2)))
         if size > 8 * _MOST:
             raise CoterieError("the account of this noise and so many rounds is too large; add noise or take fewer.")
@@ -200,13 +201,13 @@ def _spread(sigma: float, q: float) -> float:
 
 
 def _reach(masses: Array, losses: Array, rounds: int, tail: float) -> float:
-    """b with P(sum of up to `rounds` losses > b) <= tail, by Chernoff: b = min over t of (rounds K(t) - log tail) / t."""
+    """b with P(sum of up to `rounds` losses > b) <= tail: min over t of (rounds K(t) - log tail) / t, by Chernoff."""
     scale = 1 / math.sqrt(rounds * float(masses @ losses**2))
     found = [
         (rounds * max(0.0, float(logsumexp(t * losses, b=masses))) - math.log(tail)) / t
         for t in scale * np.geomspace(0.1, 100, 40)
     ]
-    return max(min(found), 0.0)
+    return float(max(min(found), 0.0))
 
 
 # -- the other way round -----------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from coterie.engine.stacked import Stacked
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
+from coterie.guard import Guard, lot
 from coterie.joint import Call, Work, alone
 from coterie.layout import Layout
 from coterie.method import Method, Uploads
@@ -78,6 +79,7 @@ class Simulation:
             chain = Chain.of(net, self.federation.x, self.device, self.dtype) if "direct" in self.choices else None
             self.engine = Stacked(net, self.federation, self.device, self.dtype, chain=chain, capture=training.capture)
         self.check(method, self.population, self.layout)
+        self.guard = Guard.of(method, training, self.population)
         self._names = streams.integers("client", self.federation.names)
         self._histogram = self.federation.histogram("train")  # [clients, classes]
         self._selections: dict[int, IntArray] = {}
@@ -133,6 +135,19 @@ class Simulation:
                 self._states = Store(self.population, self.device, self._place(joined))
                 self._states.open(joined.tensors())
             self._states.put(part, joined.tensors())
+        if self.guard is not None:
+            self._rehearse(self.guard)
+
+    def _rehearse(self, guard: Guard) -> None:
+        """One step of one client, thrown away, shows what clients would upload before they do."""
+        ids, local = np.arange(1), Local(self.training.batch, 1, 1, self.training.lr)
+        cohort = Cohort(
+            self.engine, ids, self.init, self.training.seed, 0, local, self.federation.classes, self._histogram[ids],
+            self._names[ids], None, self.training.buffers == "server",
+        )
+        sent = self.method.local(cohort, self._payload(self.server, ids), self._own(ids))[0].tensors()
+        guard.rehearse(self.server, sent, self.layout)
+        self._nobody = {name: t[:0] for name, t in sent.items()}
 
     def _place(self, joined: Record) -> store.Place:
         """Where the clients' states are kept; recorded where there are any."""
@@ -191,8 +206,8 @@ class Simulation:
         report: dict[str, Any] = {}
         down: dict[str, int] = {}
         up: dict[str, int] = {}
-        if len(answering) >= self.method.aggregator.minimum:
-            uploads = []
+        if len(answering) >= max(self.method.aggregator.minimum, 0 if self.guard else 1):
+            uploads = [] if len(answering) else [self._nobody]
             parts = self._waves(answering)
             for number, wave in enumerate(parts):
                 place = np.searchsorted(answering, wave)
@@ -205,7 +220,11 @@ class Simulation:
                 self._keep(wave, state.tensors(), cohort.left)
             ids, n, share = self._weighed(answering)
             merged = Uploads(records.concatenate(uploads), ids, n, share, self.population, t, self.layout)
-            report = self._conflicts(merged.tensors, t) | {
+            if self.guard is None:
+                report = self._conflicts(merged.tensors, t)
+            else:
+                merged, report = self.guard.pool(merged)
+            report |= {
                 name: value.tolist() for name, value in self.method.report(self.server, merged).items()
             }
             self.server = self.method.merge(self.server, merged)
@@ -257,14 +276,21 @@ class Simulation:
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def selected(self, t: int) -> IntArray:
-        """The clients asked in round t: those with the smallest draws, so the set does not depend on their order."""
-        if self._asked == self.population:
+        """The clients asked in round t, which do not depend on the clients' order."""
+        if self._asked == self.population and self.training.sampling == "fixed":
             return np.arange(self.population)
         if t not in self._selections:
-            draws = self._chance(np.arange(self.population), t, "participate")
             self._selections = {k: ids for k, ids in self._selections.items() if k + 1 >= t}  # this round and the next
-            self._selections[t] = np.sort(np.argpartition(draws, self._asked - 1)[: self._asked])
+            self._selections[t] = self._drawn(t)
         return self._selections[t]
+
+    def _drawn(self, t: int) -> IntArray:
+        """Those with the smallest draws; with sampling=poisson all whose draws are small enough, maybe nobody."""
+        everyone = np.arange(self.population)
+        if self.training.sampling == "poisson":
+            draws = self._chance(everyone, t, "participate", lot(self.training.seed))
+            return np.nonzero(draws < self.training.participation)[0]
+        return np.sort(np.argpartition(self._chance(everyone, t, "participate"), self._asked - 1)[: self._asked])
 
     @property
     def _asked(self) -> int:
@@ -275,8 +301,11 @@ class Simulation:
             return selected
         return selected[self._chance(selected, t, "dropout") >= self.training.dropouts]
 
-    def _chance(self, ids: IntArray, t: int, purpose: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        bits = streams.key(self.training.seed, torch.from_numpy(self._names[ids]), t, purpose).numpy()
+    def _chance(
+        self, ids: IntArray, t: int, purpose: str, seed: int | None = None
+    ) -> np.ndarray[Any, np.dtype[np.float64]]:
+        seed = self.training.seed if seed is None else seed
+        bits = streams.key(seed, torch.from_numpy(self._names[ids]), t, purpose).numpy()
         return (bits & ((1 << 53) - 1)) / float(1 << 53)
 
     def _straggling(self, ids: IntArray, t: int) -> np.ndarray[Any, np.dtype[np.float64]] | None:
@@ -348,6 +377,8 @@ class Simulation:
         for wave in self._waves(ids):
             told.append((yield Call(_introduce, self.method, self.cohort(wave), (records.spread(hello, len(wave)),))))
         introductions = type(told[0]).of(records.concatenate([one.tensors() for one in told]))
+        if self.guard is not None:
+            self.guard.meet(introductions.tensors())
         admitted: Record = self.method.admit(server, self._index(ids), introductions)
         return admitted
 
@@ -428,6 +459,8 @@ class Simulation:
         tensors |= {f"own.{name}": t for name, t in self.own.tensors().items()}
         if self.buffers is not None:
             tensors["buffers"] = self.buffers
+        if self.guard is not None:
+            tensors["privacy.clip"] = torch.tensor(self.guard.clip, dtype=torch.float64)
         if copies:
             tensors = {name: t.clone() for name, t in tensors.items()}
         meta = {
@@ -456,6 +489,8 @@ class Simulation:
         if "buffers" in tensors:
             self._statistics = Store(self.population, self.device, self._states.place)
             self._statistics.replace({"buffers": tensors["buffers"]})
+        if self.guard is not None:
+            self.guard.clip = float(tensors["privacy.clip"])
         self.rounds_done = int(meta["round"])
 
     def _record(self, name: str) -> type[Record]:
