@@ -16,7 +16,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp, ndtr, ndtri_exp
+from scipy.signal import lfilter
+from scipy.special import logsumexp, ndtr, ndtri
 
 from coterie.errors import CoterieError
 
@@ -25,8 +26,8 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 ORDERS = np.concatenate([np.arange(1.02, 11, 0.02), np.arange(11, 64, 0.25), np.arange(64, 1025, 16.0)])
 """Renyi orders that are tried."""
 _FINE = 20  # points of a grid for the spread of one round's loss: its square is lost, see `Account`
-_MOST = 1 << 21  # points of a grid
-_FAR = -80.0  # log of a probability that counts as 0
+_MOST = 1 << 19  # points of a round's grid; the sum's may have eight times as many
+_FAR = 1e-5  # of delta: the probability beyond a round's grid, over all rounds; it counts as an infinite loss
 _ROUNDING = 1e-10  # a smaller delta is lost in the rounding of the convolution
 
 
@@ -110,19 +111,21 @@ class _Loss:
 
     def __init__(self, sigma: float, q: float, rounds: int, delta: float, removed: bool) -> None:
         self.rounds, self.delta = rounds, delta
-        far = -float(ndtri_exp(_FAR)) * sigma
+        far = -float(ndtri(_FAR * delta / rounds)) * sigma
         low, high = sorted(float(_loss(np.array(x), sigma, q)) for x in (-far, 1 + far))
         sign = 1 if removed else -1
         low, high = sorted((sign * low, sign * high))
-        step = _spread(sigma, q) / _FINE
+        step = _spread(sigma, q, removed) / _FINE
         step = max(step, (high - low) / _MOST)
         first, last = math.floor(low / step), math.ceil(high / step)
         at = np.arange(first, last + 1, dtype=np.int64)  # the grid, in steps
         p, other = _masses(np.asarray(sign * step * at, np.float64), sigma, q, removed)
         width = -math.expm1(-step)  # 1 - e^-step
-        left = np.clip((other * np.exp(at[:-1] * step) - p * math.exp(-step)) / width, 0, p)
+        with np.errstate(over="ignore", invalid="ignore"):
+            left = (other * np.exp(at[:-1] * step) - p * math.exp(-step)) / width
+        left = np.where(np.isfinite(left), np.clip(left, 0, p), 0)  # out of range: all to the right end, a larger loss
         masses = np.append(left, 0.0) + np.append(0.0, p - left)
-        self._lost = max(0.0, 1 - math.fsum(masses))  # in the far tails: it counts as an infinite loss
+        self._lost = max(0.0, 1 - math.fsum(masses))
         self._compose(masses, at, step)
 
     def _compose(self, masses: Array, at: np.ndarray[Any, np.dtype[np.int64]], step: float) -> None:
@@ -136,6 +139,7 @@ class _Loss:
         if size > 8 * _MOST:
             raise CoterieError("the account of this noise and so many rounds is too large; add noise or take fewer.")
         self.size, self.start = size, -math.ceil(low / step)  # the grid of the sum begins here, in steps
+        self._step = step
         self._transform = np.fft.rfft(np.bincount(at % size, masses, size))
         self._grid = np.arange(0, self.start + size) * step  # where losses are not negative
 
@@ -149,14 +153,14 @@ class _Loss:
             return math.inf
         masses = np.fft.irfft(self._transform**rounds, self.size)[: len(self._grid)].clip(0)
         above = np.cumsum(masses[::-1])[::-1]  # A, at and above each point
-        weighed = np.cumsum((masses * np.exp(-self._grid))[::-1])[::-1]  # B
-        passed = np.nonzero(above - np.exp(self._grid) * weighed > room)[0]
+        weighed = lfilter([1.0], [1.0, -math.exp(-self._step)], masses[::-1])[::-1]  # B e^epsilon at each point
+        passed = np.nonzero(above - weighed > room)[0]
         if not len(passed):
             return 0.0
         if passed[-1] + 1 == len(self._grid):
             return math.inf
         behind = passed[-1] + 1
-        return math.log((above[behind] - room) / weighed[behind])
+        return float(self._grid[behind] + math.log((above[behind] - room) / weighed[behind]))
 
 
 def _loss(x: Array, sigma: float, q: float) -> Array:
@@ -191,11 +195,14 @@ def _between(x: Array) -> Array:
 
 
 @cache
-def _spread(sigma: float, q: float) -> float:
-    """The standard deviation of a round's loss log P/Q under Q."""
-    x = np.linspace(-10 * sigma, 10 * sigma, 4001)
-    weight = np.exp(-0.5 * (x / sigma) ** 2)
-    weight /= weight.sum()
+def _spread(sigma: float, q: float, removed: bool) -> float:
+    """The standard deviation of a round's loss under the law it is taken."""
+    z = np.linspace(-10, 10, 4001)
+    weight = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
+    if removed:
+        x, weight = np.append(sigma * z, sigma * z + 1), np.append((1 - q) * weight, q * weight)
+    else:
+        x = sigma * z
     loss = _loss(x, sigma, q)
     return float(np.sqrt(weight @ (loss - weight @ loss) ** 2))
 
@@ -203,10 +210,10 @@ def _spread(sigma: float, q: float) -> float:
 def _reach(masses: Array, losses: Array, rounds: int, tail: float) -> float:
     """b with P(sum of up to `rounds` losses > b) <= tail: min over t of (rounds K(t) - log tail) / t, by Chernoff."""
     scale = 1 / math.sqrt(rounds * float(masses @ losses**2))
-    found = [
-        (rounds * max(0.0, float(logsumexp(t * losses, b=masses))) - math.log(tail)) / t
-        for t in scale * np.geomspace(0.1, 100, 40)
-    ]
+    top, found = float(losses.max()), []
+    for t in scale * np.geomspace(1e-3, 30, 40):
+        K = math.log(masses @ np.exp(t * (losses - top))) + t * top
+        found.append((rounds * max(0.0, K) - math.log(tail)) / t)
     return float(max(min(found), 0.0))
 
 
