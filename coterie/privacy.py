@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 from scipy.signal import lfilter
-from scipy.special import logsumexp, ndtr, ndtri
+from scipy.special import ndtr, ndtri
 
 from coterie.errors import CoterieError
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-ORDERS = np.concatenate([np.arange(1.02, 11, 0.02), np.arange(11, 64, 0.25), np.arange(64, 1025, 16.0)])
+ORDERS = np.concatenate([np.arange(1.05, 11, 0.05), np.arange(11, 64, 0.5), np.geomspace(64, 1024, 20)])
 """Renyi orders that are tried."""
 _FINE = 20  # points of a grid for the spread of one round's loss: its square is lost, see `Account`
 _MOST = 1 << 19  # points of a round's grid; the sum's may have eight times as many
@@ -57,8 +57,10 @@ def rdp(sigma: float, q: float, orders: Array = ORDERS) -> Array:
         x = np.arange(-13 * sigma, order + 13 * sigma, step * max(1.0, (order + 26 * sigma) / step / 2e5))
         ratio = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * sigma**2))
         density = -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2 * math.pi))
-        found.append(logsumexp(order * ratio + density) + math.log(x[1] - x[0]))
-    return np.asarray(np.maximum(found, 0) / (orders - 1))
+        terms = order * ratio + density
+        top = terms.max()
+        found.append(top + math.log(np.exp(terms - top).sum() * (x[1] - x[0])))
+    return np.asarray(np.maximum(found, 0) / (orders - 1), np.float64)
 
 
 @cache
