@@ -128,7 +128,7 @@ class Guard:
         moved = plain.merge(server, apart)
         try:
             together = plain.merge(server, self._pooled(made.mean(0), apart))
-        except CoterieError as reason:
+        except (CoterieError, RuntimeError, ValueError, IndexError) as reason:
             raise CoterieError(f"{self.method.name} cannot be private: {reason}") from reason
         if not _alike(moved, together):
             raise CoterieError(

@@ -1,4 +1,4 @@
-"""The accountant: published numbers, the closed form without sampling, a second accountant, and how epsilon must move."""
+"""The accountant: published numbers, closed forms, a second accountant, and how epsilon must move."""
 
 import math
 
@@ -57,7 +57,7 @@ def gaussian(sigma, rounds, delta):
     return brentq(curve, 0, 500)
 
 
-@pytest.mark.parametrize(("sigma", "rounds", "delta"), [(1.0, 1, 1e-5), (2.0, 30, 1e-5), (5.0, 10, 1e-3), (0.5, 2, 1e-8)])
+@pytest.mark.parametrize(("sigma", "rounds", "delta"), [(1.0, 1, 1e-5), (2.0, 30, 1e-5), (5.0, 10, 1e-3)])
 def test_without_sampling_the_closed_form(sigma, rounds, delta):
     """An upper bound, and within 0.1 %."""
     exact = gaussian(sigma, rounds, delta)
@@ -66,7 +66,7 @@ def test_without_sampling_the_closed_form(sigma, rounds, delta):
 
 @pytest.mark.parametrize(("sigma", "q", "delta"), [(1.0, 0.1, 1e-3), (0.6, 0.3, 1e-4), (0.3, 0.01, 1e-5)])
 def test_one_round_by_integration(sigma, q, delta):
-    """One round: delta(epsilon) is the integral of (P - e^epsilon Q)+, and of (Q - e^epsilon P)+ for an added client."""
+    """One round: delta(epsilon) integrates (P - e^epsilon Q)+, and (Q - e^epsilon P)+ for an added client."""
     x = np.linspace(-12 * sigma, 1 + 12 * sigma, 400_001)
     plain, moved = (np.exp(-0.5 * ((x - mean) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi)) for mean in (0, 1))
     mixed = (1 - q) * plain + q * moved
@@ -109,7 +109,7 @@ def test_one_account_serves_every_round():
 
 
 def test_little_noise_costs_what_it_must():
-    """With sigma 0.01 a client is plainly seen: T rounds of loss (2 x - 1) / (2 sigma^2), x near 1, are T / (2 sigma^2).
+    """With sigma 0.01 a client is plainly seen: T rounds of loss (2 x - 1) / (2 sigma^2), x near 1, are that T times.
 
     Of 50 rounds with q = 1/2 a client takes part in 15 or more with probability 0.999.
     """
