@@ -29,24 +29,26 @@ from coterie.method import Method, Pooled, Uploads
 from coterie.records import Record
 
 SECRET = "COTERIE_SECRET"
-"""The environment variable whose text names the streams of noise and sampling instead of the seed."""
+"""The environment variable whose text names the streams of noise and sampling together with the seed."""
 
 account = cache(privacy.Account)
 
 
 def lot(seed: int) -> int:
-    """The number that names the streams of Poisson sampling: the seed, or one made of the secret."""
-    text = os.environ.get(SECRET)
-    return seed if text is None else int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    """The number that names the streams of Poisson sampling: the seed, or one made of secret and seed."""
+    if SECRET not in os.environ:
+        return seed
+    text = repr((os.environ[SECRET], seed)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
 def normal(seed: int, t: int, purpose: str, count: int) -> Tensor:
-    """Standard normal numbers `[count]`, float64, of the stream (secret or seed, round, purpose).
+    """Standard normal numbers `[count]`, float64, of the stream (secret, seed, round, purpose).
 
     SHAKE-256 makes the bits, so that nobody without the secret can find them again; 53 of them are a uniform number,
     which the normal quantile function maps.
     """
-    name = repr((os.environ.get(SECRET, str(seed)), t, purpose)).encode()
+    name = repr((os.environ.get(SECRET), seed, t, purpose)).encode()
     bits = np.frombuffer(hashlib.shake_256(name).digest(8 * count), dtype="<u8") >> np.uint64(11)
     return torch.from_numpy(ndtri((bits.astype(np.float64) + 0.5) * 2.0**-53))
 

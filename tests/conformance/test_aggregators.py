@@ -46,8 +46,9 @@ def test_every_method_runs_with_every_aggregator(tiny, data, method, aggregator)
     chosen = replace(registry.methods()[method](), aggregator=registry.aggregators()[aggregator]())
     try:
         sim = tiny.simulation(chosen, data=data, batch=0)
-    except CoterieError as reason:
-        assert chosen.aggregator.private and "private" in str(reason)  # noqa: PT018
+    except CoterieError:
+        if not chosen.aggregator.private:
+            raise
         return
     sim.round()
     tensors, meta = sim.snapshot()
