@@ -38,8 +38,11 @@ def lot(seed: int) -> int:
     """The number that names the streams of Poisson sampling: the seed, or one made of secret and seed."""
     if SECRET not in os.environ:
         return seed
-    text = repr((os.environ[SECRET], seed)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(_root(seed).encode(), digest_size=8).digest(), "big")
+
+
+def _root(seed: int) -> str:
+    return f"{os.environ[SECRET]}/{seed}" if SECRET in os.environ else str(seed)
 
 
 def normal(seed: int, t: int, purpose: str, count: int) -> Tensor:
@@ -48,7 +51,7 @@ def normal(seed: int, t: int, purpose: str, count: int) -> Tensor:
     SHAKE-256 makes the bits, so that nobody without the secret can find them again; 53 of them are a uniform number,
     which the normal quantile function maps.
     """
-    name = repr((os.environ.get(SECRET), seed, t, purpose)).encode()
+    name = repr((_root(seed), t, purpose)).encode()
     bits = np.frombuffer(hashlib.shake_256(name).digest(8 * count), dtype="<u8") >> np.uint64(11)
     return torch.from_numpy(ndtri((bits.astype(np.float64) + 0.5) * 2.0**-53))
 
