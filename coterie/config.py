@@ -34,6 +34,8 @@ class Training:
     """Factor a round for schedule=decay."""
     participation: float = 1.0
     """Fraction of the clients selected each round."""
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    """How they are selected: always the same number, or each with probability `participation` on its own."""
     dropouts: float = 0.0
     """Probability that a selected client does not answer: neither its upload nor its own state changes."""
     stragglers: float = 0.0

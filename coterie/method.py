@@ -47,6 +47,15 @@ class Uploads:
             raise AttributeError(f"the uploads hold {sorted(self.__dict__.get('tensors', {}))}, not '{name}'") from None
 
 
+class Pooled(Uploads):
+    """With privacy on, what `merge` sees: the clients' noisy mean as the upload `[1, ...]` of nobody in particular."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("ids", "n"):
+            raise CoterieError(f"its server asks for the clients' {name}, and only their mean is known.")
+        return super().__getattribute__(name)
+
+
 @dataclass(frozen=True)
 class Method:
     """Base of every method. Subclasses are frozen dataclasses of hyperparameters in files of `coterie/methods`.
@@ -73,6 +82,8 @@ class Method:
     cite: ClassVar[str] = ""
     averages: ClassVar[bool] = True
     """Whether an aggregator other than the mean can be plugged in."""
+    private: ClassVar[str] = ""
+    """The spelling of a variant that uploads updates alone, where the method itself uploads more."""
     presets: ClassVar[tuple[str, ...]] = ()
     """Class methods that build a named variant, e.g. `official`: the program its authors released."""
 
@@ -145,7 +156,8 @@ class Method:
 
         The weights' sum is the mass: the result is server_lr * mass * aggregator(updates, weights / mass). Clients
         of weight 0 are absent; mass 0 gives 0. Buffers are not directions: whatever the mass and the learning rate,
-        running statistics take the weighted mean and counters the maximum.
+        running statistics take the weighted mean and counters the maximum. With privacy on they stay as they are, and
+        so do parameters that are not trained.
         """
         if weights.ndim == 1:
             return aggregate(self.aggregator, updates, weights, layout, server_lr)
@@ -225,6 +237,11 @@ def aggregate(
         directions = layout.cut(updates[kept], "parameters")
         move = aggregator.aggregate(directions, (weights[kept] / mass).to(updates.dtype), layout.only("parameters"))
         out = layout.put(torch.zeros_like(updates[0]), "parameters", (server_lr * mass).to(updates.dtype) * move)
+    if aggregator.private:
+        for entry in layout.entries:
+            if entry.kind != "parameter" or not entry.trainable:
+                out[entry.start : entry.stop] = 0  # nobody sends anything there, and noise would do harm
+        return out
     buffers = [entry for entry in layout.entries if entry.kind != "parameter"]
     parts = (weights / torch.where(mass > 0, mass, 1)).to(updates.dtype) if buffers else weights
     for entry in buffers:

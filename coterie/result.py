@@ -54,6 +54,11 @@ class Result:
         active = [r for r in self.rounds if r["down"] or r["up"]]
         return float(sum(sum(r["down"].values()) + sum(r["up"].values()) for r in active) / max(len(active), 1))
 
+    @property
+    def epsilon(self) -> float:
+        """What all rounds together have cost in privacy; NaN where the aggregator is not `private`."""
+        return float(self.rounds[-1].get("report", {}).get("epsilon", "nan")) if self.rounds else float("nan")
+
     def model_for(self, client: int | str, adapted: bool = False) -> nn.Module:
         """The model a client deploys after the last round (`adapted`: after local training), ready for inference."""
         if self.simulation is None:

@@ -99,7 +99,7 @@ def _side_by_side(
         if len(drivers) > 1:
             joins, reason = pays(first)
             room = most_clients(first)
-            size = max(1, room // len(first.selected(0))) if joins else 1
+            size = max(1, room // max(1, len(first.selected(0)))) if joins else 1
         now, left = left[:size], left[size:]
         for driver in now[1:]:
             build(driver, first)
@@ -119,10 +119,15 @@ def check(
     methods: Sequence[Method], model: ModelLike, federation: Federation, *, head: str | None = None,
     loss: PerSample | None = None, **training: Any,
 ) -> None:
-    """Raise before anything is trained or written if one of the methods cannot run; the first is built whole."""
-    Simulation(methods[0], model, federation, build(Training, training, "training"), head, loss)
-    for one in methods[1:]:
-        server.check(one, federation.population, Simulation.layout_of(one, model, head))
+    """Raise before anything is trained or written if one of the methods cannot run; the first is built whole.
+
+    So are those with privacy, which depends on what they upload.
+    """
+    for number, one in enumerate(methods):
+        if number == 0 or one.aggregator.private:
+            Simulation(one, model, federation, build(Training, training, "training"), head, loss)
+        else:
+            server.check(one, federation.population, Simulation.layout_of(one, model, head))
 
 
 def with_baselines(methods: Sequence[Method]) -> list[Method]:

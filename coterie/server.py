@@ -16,6 +16,7 @@ from coterie.algebra import cosines, opposing
 from coterie.config import Training
 from coterie.engine.packing import IntArray
 from coterie.errors import CoterieError
+from coterie.guard import Guard, lot
 from coterie.layout import Layout
 from coterie.method import Method, Uploads
 from coterie.records import Nothing, Record
@@ -69,16 +70,26 @@ def chance(seed: int, names: IntArray, t: int, purpose: str) -> np.ndarray[Any, 
 
 
 def selected(training: Training, names: IntArray, t: int) -> IntArray:
-    """The clients asked in round t: those with the smallest draws, so the set does not depend on their order."""
+    """The clients asked in round t: those with the smallest draws, so the set does not depend on their order.
+
+    With sampling=poisson all whose draws are below the participation, maybe nobody.
+    """
+    if training.sampling == "poisson":
+        return np.nonzero(chance(lot(training.seed), names, t, "participate") < training.participation)[0]
     count = asked(training, len(names))
     if count == len(names):
         return np.arange(len(names))
     return np.sort(np.argpartition(chance(training.seed, names, t, "participate"), count - 1)[:count])
 
 
-def merge(method: Method, server: Record, up: Uploads, training: Training) -> tuple[Record, dict[str, Any]]:
-    """The new server state, and numbers worth recording."""
-    report = conflicts(up.tensors, up.layout, training, up.round)
+def merge(
+    method: Method, server: Record, up: Uploads, training: Training, guard: Guard | None = None
+) -> tuple[Record, dict[str, Any]]:
+    """The new server state, and numbers worth recording; with a guard only of the noisy mean."""
+    if guard is None:
+        report = conflicts(up.tensors, up.layout, training, up.round)
+    else:
+        up, report = guard.pool(up)
     report |= {name: value.tolist() for name, value in method.report(server, up).items()}
     return method.merge(server, up), report
 

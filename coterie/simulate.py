@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie import records
 from coterie import server as serving
 from coterie.clients import Clients, Measured, ModelLike, device, introduce, local, score, score_newcomers
-from coterie.cohort import Cohort, Init
+from coterie.cohort import Cohort, Init, Local
 from coterie.config import Training
 from coterie.data import Federation
 from coterie.engine import memory, store, waves
@@ -20,6 +20,7 @@ from coterie.engine.packing import IntArray
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
+from coterie.guard import Guard
 from coterie.joint import Call, Work, alone
 from coterie.layout import Layout
 from coterie.method import Method, Uploads
@@ -40,6 +41,7 @@ class Simulation(Clients):
         """`twin` is a simulation of the same family of methods: its engine serves both where the module is the same."""
         super().__init__(method, model, federation, training, head, loss, choices, twin)
         serving.check(method, self.population, self.layout)
+        self.guard = Guard.of(method, training, self.population)
         self._selections: dict[int, IntArray] = {}
         self._indices: dict[bytes, tuple[Tensor, Tensor, Tensor]] = {}
         self.rounds_done = 0
@@ -74,6 +76,19 @@ class Simulation(Clients):
                 self._states = Store(self.population, self.device, self._place(joined))
                 self._states.open(joined.tensors())
             self._states.put(part, joined.tensors())
+        if self.guard is not None:
+            self._rehearse(self.guard)
+
+    def _rehearse(self, guard: Guard) -> None:
+        """One step of one client, thrown away, shows what clients would upload before they do."""
+        ids, step = np.arange(1), Local(self.training.batch, 1, 1, self.training.lr)
+        cohort = Cohort(
+            self.engine, ids, self.init, self.training.seed, 0, step, self.federation.classes, self._histogram[ids],
+            self._names[ids], None, self.training.buffers == "server",
+        )
+        sent = self.method.local(cohort, self._payload(self.server, ids), self._own(ids))[0].tensors()
+        guard.rehearse(self.server, sent, self.layout)
+        self._nobody = {name: t[:0] for name, t in sent.items()}
 
     def _place(self, joined: Record) -> store.Place:
         """Where the clients' states are kept; recorded where there are any."""
@@ -132,8 +147,8 @@ class Simulation(Clients):
         report: dict[str, Any] = {}
         down: dict[str, int] = {}
         up: dict[str, int] = {}
-        if len(answering) >= self.method.aggregator.minimum:
-            uploads = []
+        if len(answering) >= max(self.method.aggregator.minimum, 0 if self.guard else 1):
+            uploads = [] if len(answering) else [self._nobody]
             parts = self._waves(answering)
             for number, wave in enumerate(parts):
                 place = np.searchsorted(answering, wave)
@@ -146,7 +161,7 @@ class Simulation(Clients):
                 self._keep(wave, state.tensors(), self.kept_buffers(cohort))
             ids, n, share = self._weighed(answering)
             merged = Uploads(records.concatenate(uploads), ids, n, share, self.population, t, self.layout)
-            self.server, report = serving.merge(self.method, self.server, merged, self.training)
+            self.server, report = serving.merge(self.method, self.server, merged, self.training, self.guard)
         elif len(answering):
             report = serving.skipped(self.method, len(answering))
         self.rounds_done = t + 1
@@ -175,8 +190,8 @@ class Simulation(Clients):
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def selected(self, t: int) -> IntArray:
-        """The clients asked in round t: those with the smallest draws, so the set does not depend on their order."""
-        if self._asked == self.population:
+        """The clients asked in round t, which do not depend on the clients' order."""
+        if self._asked == self.population and self.training.sampling == "fixed":
             return np.arange(self.population)
         if t not in self._selections:
             self._selections = {k: ids for k, ids in self._selections.items() if k + 1 >= t}  # this round and the next
@@ -258,6 +273,8 @@ class Simulation(Clients):
         for wave in self._waves(ids):
             told.append((yield Call(introduce, self.method, self.cohort(wave), (records.spread(hello, len(wave)),))))
         introductions = type(told[0]).of(records.concatenate([one.tensors() for one in told]))
+        if self.guard is not None:
+            self.guard.meet(introductions.tensors())
         admitted: Record = self.method.admit(server, self._index(ids), introductions)
         return admitted
 
@@ -308,6 +325,8 @@ class Simulation(Clients):
         tensors |= {f"own.{name}": t for name, t in self.own.tensors().items()}
         if self.buffers is not None:
             tensors["buffers"] = self.buffers
+        if self.guard is not None:
+            tensors["privacy.clip"] = torch.tensor(self.guard.clip, dtype=torch.float64)
         if copies:
             tensors = {name: t.clone() for name, t in tensors.items()}
         meta = {
@@ -336,4 +355,6 @@ class Simulation(Clients):
         if "buffers" in tensors:
             self._statistics = Store(self.population, self.device, self._states.place)
             self._statistics.replace({"buffers": tensors["buffers"]})
+        if self.guard is not None:
+            self.guard.clip = float(tensors["privacy.clip"])
         self.rounds_done = int(meta["round"])

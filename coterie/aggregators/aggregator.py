@@ -23,6 +23,8 @@ class Aggregator:
     protects: ClassVar[str] = ""
     """What it is for, in a few words."""
     cite: ClassVar[str] = ""
+    private: ClassVar[bool] = False
+    """Whether it stands for privacy: `merge` is handed one noisy mean in place of the clients' uploads."""
     presets: ClassVar[tuple[str, ...]] = ()
     """Class methods that build a named variant, e.g. `official`: the program its authors released."""
 

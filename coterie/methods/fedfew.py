@@ -36,6 +36,10 @@ class FedFew(FewModels):
     the trained copy (`after`); `scale` multiplies it by n_i / n; `normalise` divides a model's step by its mass
     sum_i alpha_i w_ik, so that every model takes a full step. `start_from` draws the K models independently, or
     equal (`same`, told apart by their batch orders only), or equal up to `noise`.
+
+    With `weigh=client` a client multiplies its K updates by its own w_ik, no loss is uploaded and all clients count
+    alike, alpha_i = 1/m. What falls is then the mean over clients of the smooth minimum over models; the maximum over
+    clients, which compares their losses, is gone.
     """
 
     mu: float = 0.01
@@ -44,6 +48,8 @@ class FedFew(FewModels):
     noise: float = 0.01
     loss_at: Literal["before", "running", "after"] = "before"
     """Which loss the weights are made of."""
+    weigh: Literal["server", "client"] = "server"
+    """Who makes the weights: the server, of all clients' losses, or each client, of its own."""
     scale: bool = True
     normalise: bool = False
     server_lr: float = 1.0
@@ -53,6 +59,7 @@ class FedFew(FewModels):
     newcomer = "the model of least loss on its validation data"
     cite = "FedFew: few models for many clients by smooth Tchebycheff set scalarisation"
     presets = ("official",)
+    private = "fedfew:weigh=client,scale=false"
 
     @classmethod
     def official(cls) -> FedFew:
@@ -63,6 +70,11 @@ class FedFew(FewModels):
         super().check(population, layout)
         if not self.mu > 0:
             raise CoterieError(f"fedfew's temperature mu must be positive, not {self.mu}.")
+        if self.weigh == "client" and (self.scale or self.normalise):
+            raise CoterieError(
+                "fedfew's weigh=client knows neither the other clients' n nor their weights; set scale=false and "
+                f"normalise=false (server_lr={self.models} makes the steps as large)."
+            )
 
     def start(self, init: Init) -> Record:
         if self.start_from == "independent":
@@ -77,6 +89,9 @@ class FedFew(FewModels):
         trained, loss = cohort.train_watched(payload.rows, distinct=self.start_from == "same")  # [C, K, D], [C, K]
         if self.loss_at != "running":
             loss = cohort.loss(payload.rows if self.loss_at == "before" else trained)
+        if self.weigh == "client":
+            w = torch.softmax(-loss.double() / self.mu, 1)
+            return Upload(update=w.to(trained.dtype)[:, :, None] * (trained - payload.rows)), mine
         return Upload(update=trained - payload.rows, loss=loss), mine
 
     def weights(self, up: Uploads) -> tuple[Tensor, Tensor]:
@@ -85,6 +100,9 @@ class FedFew(FewModels):
         return alpha[:, None] * w, g
 
     def merge(self, server: Models, up: Uploads) -> Record:
+        if self.weigh == "client":
+            even = up.even[:, None].expand(-1, self.models)
+            return Models(server.rows + self.aggregate(up.update, even, up.layout, self.server_lr))
         weights, _ = self.weights(up)
         if self.normalise:
             weights = weights / weights.sum(0).clamp(min=1e-300)
@@ -94,5 +112,7 @@ class FedFew(FewModels):
         return pick(payload.rows, cohort.loss(payload.rows, split="val").argmin(-1))
 
     def report(self, server: Models, up: Uploads) -> dict[str, Tensor]:
+        if self.weigh == "client":
+            return {}
         weights, g = self.weights(up)
         return {"g": g, "mass": weights.sum(0)}

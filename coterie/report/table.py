@@ -45,6 +45,7 @@ class Line:
     best: float
     jain: float
     unseen: float  # mean over clients kept out of training, in the same stage
+    epsilon: float  # spent by all rounds, where the aggregator is private
     bytes_each_round: float  # per client, down and up
     seconds: float
     rounds: tuple[int, ...]  # the round reported, seed by seed
@@ -96,20 +97,20 @@ def label_of(method: str, stage: str) -> str:
 def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
     """The table people read; the best mean and the best worst client of each stage are bold."""
     lines = rows(results, when)
-    newcomers = any(not math.isnan(line.unseen) for line in lines)
+    extra = _extra(lines)
     table = Table(
-        title=_title(lines), caption=_caption(lines, newcomers), title_style="bold", caption_style="dim",
+        title=_title(lines), caption=_caption(lines, extra), title_style="bold", caption_style="dim",
         title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False,
         pad_edge=False,
     )
     table.add_column("method", overflow="fold", min_width=10, max_width=36)
     table.add_column("stage", no_wrap=True)
-    for name in _cells(lines[0], newcomers):
+    for name in _cells(lines[0], extra):
         if name != "method":
             table.add_column(name, justify="right", no_wrap=True)
     for group in _stages(lines):
         for line in group:
-            method, *cells = _marked(line, group, newcomers, escape, "[bold]{}[/bold]")
+            method, *cells = _marked(line, group, extra, escape, "[bold]{}[/bold]")
             table.add_row(method, line.stage, *cells, end_section=line is group[-1])
     return table
 
@@ -117,15 +118,15 @@ def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
 def markdown(results: Sequence[Result], when: When = "chosen") -> str:
     """The same table as Markdown, one for each stage, with the title above and the legend below."""
     lines = rows(results, when)
-    newcomers = any(not math.isnan(line.unseen) for line in lines)
+    extra = _extra(lines)
     several = any(line.seeds > 1 for line in lines)
     title = _title(lines)
     parts = [f"{title[0].upper()}{title[1:]}."]
     for group in _stages(lines):
-        heads = ["mean" if name == MEAN and not several else name for name in _cells(group[0], newcomers)]
-        cells = [_marked(line, group, newcomers, str, "**{}**") for line in group]
+        heads = ["mean" if name == MEAN and not several else name for name in _cells(group[0], extra)]
+        cells = [_marked(line, group, extra, str, "**{}**") for line in group]
         parts += [f"**{group[0].stage}**", markdown_table(heads, cells, "--:")]
-    return "\n\n".join([*parts, _caption(lines, newcomers)]) + "\n"
+    return "\n\n".join([*parts, _caption(lines, extra)]) + "\n"
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], alignment: str = "---") -> str:
@@ -184,6 +185,7 @@ def _line(runs: Sequence[Result], stage: str, when: When) -> Line:
         best=average("best"),
         jain=average("jain"),
         unseen=_unseen(runs, f"unseen_{stage}", when),
+        epsilon=max(run.epsilon for run in runs),
         bytes_each_round=float(np.mean([run.bytes_each_round for run in runs])),
         seconds=float(np.mean([run.seconds for run in runs])),
         rounds=tuple(run.round_of(stage, when) for run in runs),
@@ -214,7 +216,12 @@ def _stages(lines: Sequence[Line]) -> list[list[Line]]:
     return [list(group) for _, group in itertools.groupby(lines, key=lambda line: line.stage)]
 
 
-def _cells(line: Line, newcomers: bool) -> dict[str, str]:
+def _extra(lines: Sequence[Line]) -> tuple[str, ...]:
+    """The columns that are shown where a line has something to say."""
+    return tuple(name for name in ("unseen", "epsilon") if not all(math.isnan(getattr(line, name)) for line in lines))
+
+
+def _cells(line: Line, extra: Sequence[str]) -> dict[str, str]:
     """What a table shows of a line, by column; the stage is said otherwise."""
     marks = ("·t" if line.trains_before_use else "") + ("†" if line.published else "")
     spread = f" ± {_shown(line, line.mean_spread)}" if line.seeds > 1 else ""
@@ -225,7 +232,8 @@ def _cells(line: Line, newcomers: bool) -> dict[str, str]:
         "worst": _short(line, line.worst),
         "low10": _short(line, line.lowest),
         "Jain": _number(line.jain, 3),
-        **({"unseen": _short(line, line.unseen)} if newcomers else {}),
+        **({"unseen": _short(line, line.unseen)} if "unseen" in extra else {}),
+        **({"epsilon": _number(line.epsilon, 2)} if "epsilon" in extra else {}),
         "bytes": human_bytes(line.bytes_each_round),
         "time": human_seconds(line.seconds),
         "round": _span(line.rounds),
@@ -233,14 +241,14 @@ def _cells(line: Line, newcomers: bool) -> dict[str, str]:
 
 
 def _marked(
-    line: Line, group: Sequence[Line], newcomers: bool, escaped: Callable[[str], str], bold: str
+    line: Line, group: Sequence[Line], extra: Sequence[str], escaped: Callable[[str], str], bold: str
 ) -> list[str]:
     """The cells in a markup: its special characters escaped, the best mean and the best worst client bold."""
     best = {
         MEAN: line.mean == _best(group, lambda one: one.mean),
         "worst": line.worst == _best(group, lambda one: one.worst),
     }
-    cells = {name: escaped(text) for name, text in _cells(line, newcomers).items()}
+    cells = {name: escaped(text) for name, text in _cells(line, extra).items()}
     return [bold.format(text) if best.get(name) else text for name, text in cells.items()]
 
 
@@ -297,11 +305,13 @@ def _title(lines: Sequence[Line]) -> str:
     return f"{metric}; {when}; {seeds} seed{'' if seeds == '1' else 's'}"
 
 
-def _caption(lines: Sequence[Line], newcomers: bool) -> str:
+def _caption(lines: Sequence[Line], extra: Sequence[str]) -> str:
     notes = ["adapted: after the run's local training. std: over clients. low10: mean of the worst 10 %."]
     notes.append("bytes: per client and round, both ways. time: of the training.")
-    if newcomers:
+    if "unseen" in extra:
         notes.append("unseen: mean over clients kept out of training.")
+    if "epsilon" in extra:
+        notes.append("epsilon: spent by all rounds, at the aggregator's delta.")
     if any(line.trains_before_use for line in lines):
         notes.append("·t: trains before use.")
     if any(line.published for line in lines):

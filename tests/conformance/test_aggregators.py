@@ -39,9 +39,17 @@ def test_the_page_is_complete(aggregator):
 @pytest.mark.parametrize("aggregator", AGGREGATORS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_with_every_aggregator(tiny, data, method, aggregator):
-    """Two rounds are finite, and the second one from a snapshot has the same bits."""
+    """Two rounds are finite, and the second one from a snapshot has the same bits.
+
+    With privacy, methods that send more than updates are refused; which ones is a test of its own.
+    """
     chosen = replace(registry.methods()[method](), aggregator=registry.aggregators()[aggregator]())
-    sim = tiny.simulation(chosen, data=data, batch=0)
+    try:
+        sim = tiny.simulation(chosen, data=data, batch=0)
+    except CoterieError:
+        if not chosen.aggregator.private:
+            raise
+        return
     sim.round()
     tensors, meta = sim.snapshot()
     sim.round()
@@ -59,7 +67,7 @@ def test_it_is_not_the_mean_in_disguise(tiny, data, aggregator):
     assert (plain - other).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("aggregator", AGGREGATORS)
+@pytest.mark.parametrize("aggregator", [a for a in AGGREGATORS if not registry.aggregators()[a].private])
 def test_waves_and_buffers_do_not_change_it(tiny, data, aggregator):
     """Grouping clients changes rounding only; running statistics are FedAvg's in the first round."""
     whole = tiny.after(2, f"fedavg+{aggregator}", "bn", data=data)
