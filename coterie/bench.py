@@ -199,7 +199,7 @@ def work_of(case: Case) -> dict[str, float]:
     engine._batches = counted  # type: ignore[method-assign]
     simulation.round()
     module = copy.deepcopy(engine.net.module).train()
-    x = engine.x[: case.batch]
+    x = engine.x[: case.batch or len(engine.x)]
     outputs: list[int] = []
     hooks = [m.register_forward_hook(lambda _, __, out: outputs.append(out.numel()))
              for m in module.modules() if not list(m.children())]

@@ -250,7 +250,7 @@ class Cohort:
         work = self._amount(epochs, steps, purpose, distinct=distinct)
         still = work.epochs == 0 if work.steps is None else work.steps == 0
         if still or not any(entry.trainable for entry in self.layout.within(part)):
-            return rows.clone(), self.loss(rows)
+            return rows.clone(), self.loss(rows) if watch else rows.new_zeros(rows.shape[:-1])
         self.spent = self.spent + self._engine.steps(self._ids, work)
         chosen = self._local.lr if lr is None else lr
         new, loss = self._engine.train(

@@ -41,7 +41,7 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """As `torch.conv2d`: `[B, C, H, W]` and `[N, C, R, S]` -> `[B, N, OY, OX]`."""
-    if not (_covered(weight) and _fast(weight) and input.ndim == 4 and _plain(padding, dilation, groups)):
+    if not (serves(weight.device, weight.dtype) and input.ndim == 4 and _plain(padding, dilation, groups)):
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
     return _apply(input, weight, bias, pair(stride), pair(padding))
 
@@ -51,25 +51,23 @@ def conv1d(
     groups: int = 1,
 ) -> Tensor:
     """As `torch.conv1d`: `[B, C, W]` and `[N, C, S]` -> `[B, N, OX]`."""
-    if not (_covered(weight) and _fast(weight) and input.ndim == 3 and _plain(padding, dilation, groups)):
+    if not (serves(weight.device, weight.dtype) and input.ndim == 3 and _plain(padding, dilation, groups)):
         return torch.conv1d(input, weight, bias, stride, padding, dilation, groups)
     high = _apply(input.unsqueeze(2), weight.unsqueeze(2), bias, (1, pair(stride)[1]), (0, pair(padding)[1]))
     return high.squeeze(2)
 
 
 def serves(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels compute in this number format on this device."""
+    """Whether the kernels compute in this number format on this device.
+
+    Tensor cores compute products of bfloat16 and TF32; where every bit of float32 counts PyTorch is faster.
+    """
     low = dtype == torch.bfloat16 or (dtype == torch.float32 and torch.backends.cudnn.allow_tf32)
-    return low and enabled and (device.type == "cuda" or INTERPRETED) and available()
+    return low and _covered(device)
 
 
-def _covered(tensor: Tensor) -> bool:
-    return enabled and (tensor.is_cuda or INTERPRETED) and available()
-
-
-def _fast(weight: Tensor) -> bool:
-    """Tensor cores compute products of bfloat16 and TF32; where every bit of float32 counts PyTorch is faster."""
-    return weight.dtype == torch.bfloat16 or (weight.dtype == torch.float32 and torch.backends.cudnn.allow_tf32)
+def _covered(device: torch.device) -> bool:
+    return enabled and (device.type == "cuda" or INTERPRETED) and available()
 
 
 def _plain(padding: Any, dilation: Any, groups: int) -> bool:
@@ -221,7 +219,7 @@ def max_pool2d(
     window = pair(kernel_size)
     apart = stride is None or stride == [] or pair(stride) == window
     plain = apart and pair(padding) == (0, 0) and pair(dilation) == (1, 1) and not ceil_mode and not return_indices
-    if not (plain and input.ndim == 4 and _covered(input) and input.dtype in (torch.float32, torch.bfloat16)):
+    if not (plain and input.ndim == 4 and _covered(input.device) and input.dtype in (torch.float32, torch.bfloat16)):
         plainly: Any = F.max_pool2d
         return plainly(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     return _call(_Pool, input, window)[0]
