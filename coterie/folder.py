@@ -140,9 +140,7 @@ class Folder:
             raise CoterieError(f"{self.path / name} could not be written: {reason.strerror}.") from reason
 
     def _write(self, name: str, text: str) -> None:
-        fresh = self.path / f"{name}.tmp"
-        fresh.write_text(text)
-        os.replace(fresh, self.path / name)
+        write_text(self.path / name, text)
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.path / name
@@ -153,6 +151,13 @@ class Folder:
         except (json.JSONDecodeError, UnicodeDecodeError) as reason:
             raise CoterieError(f"{path} is damaged: {reason}.") from reason
         return found
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one step: whoever reads it finds the old text or the new one."""
+    fresh = path.with_name(f"{path.name}.tmp")
+    fresh.write_text(text)
+    os.replace(fresh, path)
 
 
 def _scores(lines: list[list[str]]) -> Scores:

@@ -88,7 +88,7 @@ class Simulation(Clients):
         )
         sent = self.method.local(cohort, self._payload(self.server, ids), self._own(ids))[0].tensors()
         guard.rehearse(self.server, sent, self.layout)
-        self._nobody = {name: t[:0] for name, t in sent.items()}
+        self.nobody = {name: t[:0] for name, t in sent.items()}
 
     def _place(self, joined: Record) -> store.Place:
         """Where the clients' states are kept; recorded where there are any."""
@@ -148,7 +148,7 @@ class Simulation(Clients):
         down: dict[str, int] = {}
         up: dict[str, int] = {}
         if len(answering) >= max(self.method.aggregator.minimum, 0 if self.guard else 1):
-            uploads = [] if len(answering) else [self._nobody]
+            uploads = [] if len(answering) else [self.nobody]
             parts = self._waves(answering)
             for number, wave in enumerate(parts):
                 place = np.searchsorted(answering, wave)

@@ -14,9 +14,10 @@ import torch
 from coterie import checkpoint
 from coterie.errors import CoterieError
 from coterie.flower import wire
+from coterie.flower.checks import Received
 from coterie.flower.job import Job
 from coterie.flower.loopback import Loopback, through
-from coterie.flower.rounds import Policy, Received
+from coterie.flower.rounds import Policy
 from coterie.flower.site import Site, join
 from coterie.flower.wire import Failure, Part
 
