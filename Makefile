@@ -1,22 +1,25 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`; `make test-flower` adds real processes.
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make test-flower` and `make demo-flower`
+# do the same across real processes.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-FLOWER := $(VENV)/.ready-flower
 
-.PHONY: demo test test-flower check clean
+.PHONY: demo demo-flower test test-flower check clean
 
 demo: $(READY)
 	rm -rf demo
 	$(BIN)/coterie compare fedprox fedper ifca fedfew fedfew:normalise=true --clients 20 --unseen 4 \
 		--model mlp:hidden=64 --rounds 60 --seeds 2 --set lr=0.1 --out demo
 
+demo-flower: $(READY)
+	$(BIN)/python examples/demo_flower.py demo-flower
+
 test: $(READY) check
 	$(BIN)/python -m pytest -n 2
 
-test-flower: $(FLOWER)
+test-flower: $(READY)
 	$(BIN)/python -m pytest tests/flower -m flower
 
 check: $(READY)
@@ -25,12 +28,8 @@ check: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,flower]"
 	touch $(READY)
 
-$(FLOWER): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,flower]"
-	touch $(FLOWER)
-
 clean:
-	rm -rf $(VENV) demo build *.egg-info
+	rm -rf $(VENV) demo demo-flower build *.egg-info

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import tempfile
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.live import Live as Refreshed
 
 import coterie
 from coterie import registry, runs
@@ -225,6 +228,81 @@ def keys_command(
         raise CoterieError("--renew replaces one key; --clients makes new ones. Use one at a time.")
     said = keys.make(folder, hosts, names) if renew is None else keys.renew(folder, renew, hosts)
     print("\n".join(said))
+
+
+@app.command("server")
+def server_command(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file: method, model, shape, classes, ...")],
+    out: Annotated[Path, typer.Option("--out", help="The run's folder; started on it again, the run goes on.")],
+    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where sites connect.")] = "0.0.0.0:8000",
+    keys: Annotated[Path | None, typer.Option("--keys", help="The folder `server` of `coterie keys`.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for trials on one machine.")] = False,
+    keep_messages: Annotated[
+        bool, typer.Option("--keep-messages", help="Keep everything that sites send in OUT/messages.")
+    ] = False,
+) -> None:
+    """Train across real sites: start the server, admit the sites' keys, and run the experiment to its end."""
+    from coterie.flower import operator
+
+    operator.serve(config, out, listen, keys, insecure, keep_messages)
+
+
+@app.command("client")
+def client_command(
+    data: Annotated[str, typer.Option("--data", help="The site's samples; they stay where they are.")],
+    server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="Where to connect.")] = None,
+    keys: Annotated[Path | None, typer.Option("--keys", help="The site's folder of `coterie keys`.")] = None,
+    home: Annotated[Path, typer.Option("--home", help="Where the site keeps its state and its model.")] = Path("site"),
+    name: Annotated[str | None, typer.Option("--name", help="The site's name, where no key gives it.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for trials on one machine.")] = False,
+    dry_run: Annotated[
+        Path | None, typer.Option("--dry-run", metavar="CONFIG", help="Print what would be sent in this experiment.")
+    ] = None,
+    predict: Annotated[bool, typer.Option("--predict", help="Apply the site's model to --data instead.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Where --predict writes its csv file.")] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")] = "auto",
+    val: Annotated[float, typer.Option("--val", help="Share of the training samples held back for validation.")] = 0.1,
+    test: Annotated[float, typer.Option("--test", help="Share of the samples held back for testing.")] = 0.25,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of that split.")] = 0,
+) -> None:
+    """Take part as a site; or show what would be sent; or use the site's model."""
+    from coterie.flower import operator
+
+    settings = {"device": device, "val": val, "test": test, "seed": seed}
+    if predict:
+        path, accuracy = operator.predict(home, data, out)
+        print(f"{path}" + ("" if accuracy is None else f": accuracy {100 * accuracy:.1f} % of the labels in {data}"))
+    elif dry_run is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            parts = operator.rehearse(dry_run, data, Path(folder), name or "this-site", settings)
+        _wide().print(operator.sending(parts))
+    elif server is None:
+        raise CoterieError("where is the server? Give --server HOST:PORT (or --dry-run CONFIG, or --predict).")
+    else:
+        operator.connect(server, data, home, keys, insecure, name, settings)
+
+
+@app.command("status")
+def status_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of `coterie server --out`.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on showing it, until ctrl-C.")] = False,
+    lift: Annotated[str | None, typer.Option("--lift", metavar="SITE", help="End a site's quarantine.")] = None,
+) -> None:
+    """Who is connected, who answered, who is quarantined, and how far the run is."""
+    from coterie.flower import operator
+
+    if lift is not None:
+        operator.lift(folder, lift)
+        print(f"{lift} takes part again from the next round on")
+        return
+    wide = _wide()
+    if not follow:
+        wide.print(operator.status(folder))
+        return
+    with Refreshed(operator.status(folder), console=wide, auto_refresh=False) as shown:
+        while True:
+            time.sleep(1)
+            shown.update(operator.status(folder), refresh=True)
 
 
 # -- building and running --------------------------------------------------------------------------------------------

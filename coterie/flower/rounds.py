@@ -279,7 +279,7 @@ class Rounds:
         if failures:
             report["failures"] = dict(Counter(failure.cause for failure in failures.values()))
         for name, failure in failures.items():
-            log.warning("%s, round %d: %s: %s %s", self.spelling, t, name, failure.cause, failure.reason)
+            log.warning("%s, round %d: %s: %s %s", self.spelling, t + 1, name, failure.cause, failure.reason)
         down = records.bytes_each(parts[accepted[0]].tensors) if accepted else {}
         up = records.bytes_each(uploads[accepted[0]].tensors) if accepted else {}
         self.rounds_done = t + 1
@@ -361,7 +361,8 @@ class Rounds:
     def _tell(self, doing: str, there: Iterable[str] = (), asked: Iterable[str] = ()) -> None:
         """What the server is doing now, for `coterie status`."""
         if self.folder is not None and self.folder.path.is_dir():
-            now = {"time": time.time(), "doing": doing, "there": sorted(there), "asked": sorted(asked)}
+            now = {"time": time.time(), "pid": os.getpid(), "doing": doing}
+            now |= {"there": sorted(there), "asked": sorted(asked)}
             write_text(self.folder.path / STATUS, json.dumps(now) + "\n")
 
     def _ask(
