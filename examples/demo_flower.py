@@ -114,7 +114,7 @@ class Demo:
         self.say(f"round 2: site north killed ({len(pids)} processes)")
         time.sleep(2)
         self.site("north")
-        self.say("site north started again; its key is refused until the server has noticed that the old process is gone")
+        self.say("site north started again; its key is refused until the server notices that the old process is gone")
         self.reach(lambda: self.in_round(4), "round 4")
         _kill(int(str(self.status()["pid"])))
         self.say("round 4: server app killed")
