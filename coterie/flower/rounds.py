@@ -142,6 +142,7 @@ class Rounds:
         self.population = 0
         self.merged: dict[str, int] = {}  # site -> the last round in which its upload was merged
         self.joined: set[str] = set()
+        self._there: set[str] = set()  # the sites that were there when last looked
         self.served: set[str] = set()  # sites that have the model of the end
         self.rounds_done = 0
         self.history: list[Evaluation] = []
@@ -306,7 +307,8 @@ class Rounds:
     def ending(self) -> Work:
         """A model for every site that is there and has none yet; late sites by the method's rule for unseen clients."""
         barred = set(self.check.barred()) if self.check is not None else set()
-        there = self.present() - barred - self.served
+        self._there = self.present()
+        there = self._there - barred - self.served
         do = ["deploy", "score"] if self.job.scores else ["deploy"]
         known = [name for name in self.clients if name in there]
         late = sorted(there - set(self.clients))
@@ -324,7 +326,7 @@ class Rounds:
                 yield from self._deployed(parts, "unseen_")
         if (known or late) and self.folder is not None:
             self._save()
-            self._tell("finished", self.present())
+            self._tell("finished")
             self.folder.finish({"rounds": self.rounds_done, "seconds": sum(r["seconds"] for r in self.rounds)})
 
     def _deployed(self, parts: Mapping[str, Part], prefix: str) -> Work:
@@ -358,11 +360,11 @@ class Rounds:
             for k, name in enumerate(names)
         }
 
-    def _tell(self, doing: str, there: Iterable[str] = (), asked: Iterable[str] = ()) -> None:
+    def _tell(self, doing: str, asked: Iterable[str] = ()) -> None:
         """What the server is doing now, for `coterie status`."""
         if self.folder is not None and self.folder.path.is_dir():
             now = {"time": time.time(), "pid": os.getpid(), "doing": doing}
-            now |= {"there": sorted(there), "asked": sorted(asked)}
+            now |= {"there": sorted(self._there), "asked": sorted(asked)}
             write_text(self.folder.path / STATUS, json.dumps(now) + "\n")
 
     def _ask(
@@ -371,7 +373,7 @@ class Rounds:
         """The answers that belong to what was asked, and why the others are missing."""
         if parts:
             doing = "the end" if self.finished else f"round {self.rounds_done + 1} of {self.training.rounds}"
-            self._tell(doing, self.present(), parts)
+            self._tell(doing, parts)
         answers = (yield Ask(parts, counted, wanted)) if parts else {}
         replies: dict[str, Part] = {}
         failures: dict[str, Failure] = {}
@@ -421,12 +423,12 @@ class Rounds:
         """The sites that are there, once there are so many."""
         end, seen = time.monotonic() + self.policy.wait, None
         while True:
-            found = self.present()
-            found = found if among is None else found & among
+            self._there = self.present()
+            found = self._there if among is None else self._there & among
             if len(found) >= count:
                 return found
             if found != seen:
-                self._tell(f"waiting for {count} sites", found)
+                self._tell(f"waiting for {count} sites")
             seen = found
             if time.monotonic() >= end:
                 raise CoterieError(
