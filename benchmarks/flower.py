@@ -106,7 +106,8 @@ def measure(rounds: int, turns: int, place: Path) -> dict[str, list[float]]:
     (place / "apps").mkdir()
     (place / "apps" / "by_hand.py").write_text(BY_HAND)
     root = Path(__file__).resolve().parents[1]
-    variables = {"PYTHONPATH": f"{root}{os.pathsep}{place / 'apps'}", "OMP_NUM_THREADS": "1"}
+    paths = [str(root), str(place / "apps"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = Address("127.0.0.1", free.getsockname()[1])

@@ -56,7 +56,8 @@ def ran(tmp_path_factory):
     plan = Plan((job,), policy, Limits(strikes=4), nodes=str(home / NODES)).placed(run)
     plan.write(run / "plan.json")
     root = HERE.parents[2]
-    variables = {"PYTHONPATH": f"{root}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
+    paths = [str(root), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     address, stop, errors, said = Address("127.0.0.1", free_port()), threading.Event(), [], []
     link = SuperLink(ServerKeys.read(place / "keys" / "server"), address, home, variables, said.append)
 
