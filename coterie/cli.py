@@ -21,9 +21,6 @@ from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
 from coterie.folder import Folder, environment
 from coterie.report import catalogue
-from coterie.report.bubbles import bubbles
-from coterie.report.conflicts import conflicts, opposed
-from coterie.report.plots import picture
 from coterie.report.progress import Live
 from coterie.report.table import by_method, comparison, to_csv, verdict
 from coterie.report.table import markdown as as_markdown
@@ -155,6 +152,8 @@ def data_command(
     federation = experiment.federation()
     console.print(federation.summary(), markup=False, highlight=False)
     if picture is not None:
+        from coterie.report.bubbles import bubbles  # with matplotlib, which takes a second
+
         console.print(f"picture: {bubbles(federation, picture)}")
 
 
@@ -344,6 +343,10 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
             del training["seed"]
             results = runs.compare(chosen, factory, federation, seeds=list(seeds), folder=folder, watch=live,
                                    resume=resume, head=experiment.head, **training)
+    from coterie.report.bubbles import bubbles
+    from coterie.report.conflicts import conflicts, opposed
+    from coterie.report.plots import picture
+
     _print(results)
     to_csv(results, folder / "comparison.csv")
     drawn = [picture(results, folder / "picture.png"), bubbles(federation, folder / "clients.png")]
