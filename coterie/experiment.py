@@ -35,6 +35,8 @@ class Experiment:
     """Fraction of a client's training data held back for validation."""
     test: float = 0.25
     """Fraction of a client's data held back for testing."""
+    churn: str = ""
+    """Clients that come and go: `random:rate=0.1,...`, or the path of a csv file with client, arrives, leaves."""
     data_seed: int = 0
     """Seed of partition and splits; it stays the same for all seeds of a comparison."""
     model: str = "mlp"

@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +27,7 @@ from torch import Tensor
 import coterie
 from coterie import checkpoint
 from coterie.errors import CoterieError
-from coterie.evaluate import Evaluation, Scores, summarise
+from coterie.evaluate import Evaluation, Scores, since_arrival, summarise
 from coterie.result import Result
 
 COLUMNS = ("round", "stage", "client", "samples", "steps", "accuracy", "loss", "val_accuracy", "val_loss")
@@ -69,11 +69,13 @@ class Folder:
     def append_round(self, record: dict[str, Any]) -> None:
         self._append("metrics.jsonl", json.dumps({"kind": "round", **record}) + "\n")
 
-    def append_evaluation(self, evaluation: Evaluation) -> None:
+    def append_evaluation(self, evaluation: Evaluation, arrives: Sequence[int] = ()) -> None:
+        """`arrives` is the round in which each training client arrived, with churn."""
         stages = {name: {"metric": s.metric, **asdict(summarise(s))} for name, s in evaluation.stages.items()}
-        self._append(
-            "metrics.jsonl", json.dumps({"kind": "evaluation", "round": evaluation.round, "stages": stages}) + "\n"
-        )
+        record = {"kind": "evaluation", "round": evaluation.round, "stages": stages}
+        if arrives:
+            record["newcomers"] = since_arrival(evaluation, arrives)
+        self._append("metrics.jsonl", json.dumps(record) + "\n")
         lines = []
         for stage, s in evaluation.stages.items():
             absent = np.full(len(s.clients), np.nan)
@@ -121,6 +123,7 @@ class Folder:
         return Result(
             config["method"], config["training"]["seed"], history, tuple(self.rounds()), seconds,
             config.get("published", ""), tuple(config.get("clients", ())), self.path,
+            arrives=tuple(arrives for arrives, _ in config.get("churn", ())),
         )
 
     def _lines(self) -> Iterable[dict[str, Any]]:

@@ -39,6 +39,7 @@ class Federation:
     classes: int  # 0 for regression
     names: tuple[str, ...]
     recipe: dict[str, Any]
+    schedule: Ints | None = None  # [trained, 2]: rounds of arrival, rising, and of leaving; None: all are always there
 
     def __post_init__(self) -> None:
         """Refuse an inconsistent federation, however it was built."""
@@ -54,6 +55,8 @@ class Federation:
             raise CoterieError(f"trained must be between 1 and the {self.clients} clients, got {self.trained}")
         if (empty := np.flatnonzero(self.sizes("train") == 0)).size:
             raise CoterieError(f"client {self.names[empty[0]]} has no training data")
+        if self.schedule is not None and self.schedule.shape != (self.trained, 2):
+            raise CoterieError(f"the schedule has shape {list(self.schedule.shape)}, expected [{self.trained}, 2]")
         try:
             json.dumps(self.recipe)
         except TypeError as error:
@@ -194,6 +197,16 @@ class Federation:
     def unseen(self) -> Ints:
         return np.arange(self.trained, self.clients)
 
+    def arrived(self, t: int) -> int:
+        """How many training clients have come by round t, whether they are still there or not: the first ones."""
+        return self.trained if self.schedule is None else int(np.searchsorted(self.schedule[:, 0], t, side="right"))
+
+    def there(self, t: int) -> Ints:
+        """The training clients that are there in round t."""
+        if self.schedule is None:
+            return self.seen
+        return np.flatnonzero((self.schedule[:, 0] <= t) & (t < self.schedule[:, 1]))
+
     def sizes(self, split: str = "train") -> Ints:
         """Samples per client: [clients]."""
         start, stop = self._edges(split)
@@ -232,6 +245,8 @@ class Federation:
         digest = sha256(repr((self.x.shape, self.x.dtype, self.y.shape, self.y.dtype, self.classes)).encode())
         digest.update(repr((self.trained, self.bounds.shape)).encode())
         digest.update(np.ascontiguousarray(self.bounds, dtype="<i8").data)
+        if self.schedule is not None:
+            digest.update(np.ascontiguousarray(self.schedule, dtype="<i8").data)
         for data in (self.x, self.y):
             digest.update(data.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()

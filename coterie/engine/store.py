@@ -65,8 +65,7 @@ class Store:
         return self._tables
 
     def open(self, like: Mapping[str, Tensor]) -> None:
-        """Make a table `[M, ...]` for each tensor `[C, ...]`, every client's slice of which must be put before it is
-        taken; tables of other names are dropped."""
+        """Make a table `[M, ...]` of zeros for each tensor `[C, ...]`; tables of other names are dropped."""
         self._forget()
         self._tables = {name: self._table((self.clients, *t.shape[1:]), t.dtype) for name, t in like.items()}
 
@@ -164,7 +163,7 @@ class Store:
     def _table(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.place == "disk" and 0 not in shape:
             return _mapped(shape, dtype)
-        return torch.empty(shape, dtype=dtype, device=self.device if self.place == "device" else "cpu")
+        return torch.zeros(shape, dtype=dtype, device=self.device if self.place == "device" else "cpu")
 
 
 def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
