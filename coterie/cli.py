@@ -20,10 +20,11 @@ from coterie.folder import Folder, environment
 from coterie.report import catalogue
 from coterie.report.bubbles import bubbles
 from coterie.report.conflicts import conflicts, opposed
-from coterie.report.plots import picture
+from coterie.report.plots import newcomers, picture
 from coterie.report.progress import Live
 from coterie.report.table import by_method, comparison, to_csv, verdict
 from coterie.report.table import markdown as as_markdown
+from coterie.report.table import newcomers as newcomers_table
 from coterie.result import Result
 
 DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
@@ -57,6 +58,10 @@ PartitionOption = Annotated[
     typer.Option("--partition", help="How to deal the data, e.g. dirichlet:alpha=0.1 or iid or natural."),
 ]
 ClientsOption = Annotated[int | None, typer.Option("--clients", help="Clients that train.")]
+ChurnOption = Annotated[
+    str | None,
+    typer.Option("--churn", help="Clients come and go: random:rate=0.1, or a csv with client,arrives,leaves."),
+]
 UnseenOption = Annotated[int | None, typer.Option("--unseen", help="Further clients kept out of training.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="mlp, cnn, ...; with options: mlp:hidden=64,32")]
 HeadOption = Annotated[str | None, typer.Option("--head", help="The layer that makes the scores.")]
@@ -76,12 +81,12 @@ def run_command(
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Names every stream of randomness.")] = None,
-    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+    settings: SetOption = None, config: ConfigOption = None, churn: ChurnOption = None, out: OutOption = None,
 ) -> None:
     """Train one method and score every client."""
     extra = [f"seed={seed}"] if seed is not None else []
     experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, [*extra, *(settings or [])],
-                             (method,) if method else ())
+                             (method,) if method else (), churn=churn)
     if len(experiment.methods) != 1:
         named = ", ".join(experiment.methods) or "none is named"
         raise CoterieError(f"run trains one method ({named}); `coterie methods` lists them, compare takes several.")
@@ -100,11 +105,11 @@ def compare_command(
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds.")] = None,
-    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+    settings: SetOption = None, config: ConfigOption = None, churn: ChurnOption = None, out: OutOption = None,
 ) -> None:
     """Train several methods on the same federation and print one table."""
     experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, settings or [],
-                             (*(named or ()), *(methods or ())), DEFAULT_METHODS)
+                             (*(named or ()), *(methods or ())), DEFAULT_METHODS, churn=churn)
     if seeds is not None:
         experiment = Experiment.of({**experiment.record(), "seeds": seeds})
     _go_on(experiment, out or _fresh_folder("compare"), single=False, resume=False)
@@ -233,11 +238,12 @@ def keys_command(
 def _experiment(
     config: Path | None, data: str | None, partition: str | None, clients: int | None, unseen: int | None,
     model: str | None, head: str | None, rounds: int | None, settings: list[str], methods: tuple[str, ...],
-    default_methods: tuple[str, ...] = (),
+    default_methods: tuple[str, ...] = (), churn: str | None = None,
 ) -> Experiment:
     """The file's experiment, overridden by what the command line says."""
     base = Experiment.read(config) if config is not None else Experiment()
-    given = {"data": data, "partition": partition, "clients": clients, "unseen": unseen, "model": model, "head": head}
+    given = {"data": data, "partition": partition, "clients": clients, "unseen": unseen, "model": model, "head": head,
+             "churn": churn}
     changed = {name: value for name, value in given.items() if value is not None}
     base = Experiment.of({**base.record(), **changed}, "the command line")
     base = replace(base, methods=registry.expand(methods or base.methods or default_methods))
@@ -271,6 +277,8 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
     drawn = [picture(results, folder / "picture.png"), bubbles(federation, folder / "clients.png")]
     if any(len(opposed(group)[0]) for group in by_method(results).values()):
         drawn.append(conflicts(results, folder / "conflicts.png"))
+    if any(result.arrives for result in results):
+        drawn.append(newcomers(results, folder / "newcomers.png"))
     console.print(f"pictures: {', '.join(map(str, drawn))}")
     console.print(f"run folder: {folder}")
 
@@ -318,6 +326,8 @@ def _wide() -> Console:
 def _print(results: list[Result]) -> None:
     wide = _wide()
     wide.print(comparison(results))
+    if (arrived := newcomers_table(results)) is not None:
+        wide.print(arrived)
     if len({result.method for result in results}) > 1:
         wide.print(verdict(results), highlight=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from coterie import models, registry
+from coterie import churn, models, registry
 from coterie.config import Training, build, options
 from coterie.data import Federation, load, natural, partition
 from coterie.errors import CoterieError, unknown
@@ -82,7 +82,11 @@ class Experiment:
         return {**asdict(self), "methods": list(self.methods), "data": data}
 
     def federation(self) -> Federation:
-        """Load, deal and split the data."""
+        """Load, deal and split the data; with churn, say who is there when."""
+        made = self._dealt()
+        return churn.scheduled(made, self.churn) if self.churn else made
+
+    def _dealt(self) -> Federation:
         source = load(self.data)
         recipe: dict[str, Any] = {"data": self.data}
         shares: dict[str, Any] = {"val": self.val, "test": self.test, "unseen": self.unseen, "seed": self.data_seed}

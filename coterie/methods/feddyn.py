@@ -67,7 +67,7 @@ class FedDyn(Method):
 
     def admit(self, server: Tilted, ids: Tensor, introductions: Upload) -> Tilted:
         clients = server.clients + len(ids)  # the terms of those who come are 0, which the mean follows
-        return Tilted(server.row, server.tilt * (server.clients / clients).to(server.tilt.dtype), clients)
+        return Tilted(server.row, server.tilt * (server.clients.double() / clients).to(server.tilt.dtype), clients)
 
     def send(self, server: Tilted, ids: Tensor) -> Model:
         return Model(server.row)

@@ -17,12 +17,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.errors import CoterieError
-from coterie.evaluate import summarise
+from coterie.evaluate import since_arrival, summarise
 from coterie.result import Result, When
 
 NAN = float("nan")
 ABSENT = "-"
 MEAN = "mean ± seeds"
+AGES = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, 0))
+"""Spans of rounds since a client's arrival; the last one has no end."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,39 @@ def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
             method, *cells = _marked(line, group, extra, escape, "[bold]{}[/bold]")
             table.add_row(method, line.stage, *cells, end_section=line is group[-1])
     return table
+
+
+def newcomers(results: Sequence[Result], stage: str = "served") -> Table | None:
+    """How clients that arrived during training fare, by the rounds since their arrival; None where nobody did.
+
+    A cell is the mean over these clients, the evaluations that found them so long after their arrival, and the seeds.
+    """
+    found = {method: by_age(runs, stage) for method, runs in by_method(results).items()}
+    present = [span for span in AGES if any(span in cells for cells in found.values())]
+    if not present:
+        return None
+    higher = results[0].at(results[0].stages[0]).metric == "accuracy"
+    title = f"newcomers, {stage}: test {'accuracy in %' if higher else 'MSE'} by rounds since their arrival"
+    table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+                  show_edge=False, pad_edge=False, min_width=len(title))
+    table.add_column("method", overflow="fold", max_width=36)
+    for low, high in present:
+        table.add_column(str(low) if low == high else f"{low}-{high}" if high else f"{low}+", justify="right")
+    for method, cells in found.items():
+        shown = [cells.get(span, NAN) for span in present]
+        table.add_row(escape(label_of(method, stage)), *(_number(100 * v, 1) if higher else _number(v, 3) for v in shown))
+    return table
+
+
+def by_age(runs: Sequence[Result], stage: str) -> dict[tuple[int, int], float]:
+    """Span of rounds since arrival -> mean over newcomers, evaluations and seeds; (low, 0) has no end."""
+    points = [point for run in runs for e in run.history for point in since_arrival(e, run.arrives).get(stage, [])]
+    found = {}
+    for low, high in AGES:
+        inside = [(count, mean) for age, count, mean in points if low <= age and (age <= high or not high and low)]
+        if inside:
+            found[low, high] = sum(n * mean for n, mean in inside) / sum(n for n, _ in inside)
+    return found
 
 
 def markdown(results: Sequence[Result], when: When = "chosen") -> str:
