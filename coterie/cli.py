@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 
 import coterie
-from coterie import registry, runs
+from coterie import presets, registry, runs
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
 from coterie.folder import Folder, environment
@@ -22,7 +23,7 @@ from coterie.report.bubbles import bubbles
 from coterie.report.conflicts import conflicts, opposed
 from coterie.report.plots import newcomers, picture
 from coterie.report.progress import Live
-from coterie.report.table import by_method, comparison, to_csv, verdict
+from coterie.report.table import beside_paper, by_method, comparison, to_csv, verdict
 from coterie.report.table import markdown as as_markdown
 from coterie.report.table import newcomers as newcomers_table
 from coterie.result import Result
@@ -70,6 +71,12 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="name=value, repeatable: a training option (lr, ...) or a method's (fedprox.mu)."),
 ]
+PresetOption = Annotated[
+    str | None, typer.Option("--preset", help="A published experiment, e.g. fedfew/cifar100-dirichlet-20.")
+]
+DataDirOption = Annotated[
+    str | None, typer.Option("--data-dir", help="The folder with the original files of a published data set.")
+]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file with the whole experiment.")]
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown, ready to paste into a document.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder; by default a new one under runs/.")]
@@ -81,12 +88,13 @@ def run_command(
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Names every stream of randomness.")] = None,
-    settings: SetOption = None, config: ConfigOption = None, churn: ChurnOption = None, out: OutOption = None,
+    settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None,
 ) -> None:
     """Train one method and score every client."""
     extra = [f"seed={seed}"] if seed is not None else []
     experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, [*extra, *(settings or [])],
-                             (method,) if method else (), churn=churn)
+                             (method,) if method else (), churn=churn, preset=preset, data_dir=data_dir)
     if len(experiment.methods) != 1:
         named = ", ".join(experiment.methods) or "none is named"
         raise CoterieError(f"run trains one method ({named}); `coterie methods` lists them, compare takes several.")
@@ -105,11 +113,13 @@ def compare_command(
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds.")] = None,
-    settings: SetOption = None, config: ConfigOption = None, churn: ChurnOption = None, out: OutOption = None,
+    settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None,
 ) -> None:
     """Train several methods on the same federation and print one table."""
     experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, settings or [],
-                             (*(named or ()), *(methods or ())), DEFAULT_METHODS, churn=churn)
+                             (*(named or ()), *(methods or ())), DEFAULT_METHODS, churn=churn, preset=preset,
+                             data_dir=data_dir)
     if seeds is not None:
         experiment = Experiment.of({**experiment.record(), "seeds": seeds})
     _go_on(experiment, out or _fresh_folder("compare"), single=False, resume=False)
@@ -143,21 +153,34 @@ def show_command(
     if markdown:
         print(as_markdown(results), end="")
     else:
-        _print(results)
+        _print(results, experiment.published)
 
 
 @app.command("data")
 def data_command(
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
-    unseen: UnseenOption = None, config: ConfigOption = None,
+    unseen: UnseenOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    data_dir: DataDirOption = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw who holds which class to this file.")] = None,
 ) -> None:
     """Show how the data lie over the clients."""
-    experiment = _experiment(config, data, partition, clients, unseen, None, None, None, [], ())
+    experiment = _experiment(config, data, partition, clients, unseen, None, None, None, [], (), preset=preset,
+                             data_dir=data_dir)
     federation = experiment.federation()
     console.print(federation.summary(), markup=False, highlight=False)
     if picture is not None:
         console.print(f"picture: {bubbles(federation, picture)}")
+
+
+@app.command("presets")
+def presets_command(
+    name: Annotated[str | None, typer.Argument(help="Print this one in full.")] = None, markdown: MarkdownOption = False
+) -> None:
+    """List the published experiments, or print one as a file that --config reads."""
+    if markdown:
+        print(presets.markdown(), end="")
+    else:
+        print("\n".join(presets.listing()) if name is None else presets.text(name))
 
 
 @app.command("methods")
@@ -238,12 +261,16 @@ def keys_command(
 def _experiment(
     config: Path | None, data: str | None, partition: str | None, clients: int | None, unseen: int | None,
     model: str | None, head: str | None, rounds: int | None, settings: list[str], methods: tuple[str, ...],
-    default_methods: tuple[str, ...] = (), churn: str | None = None,
+    default_methods: tuple[str, ...] = (), churn: str | None = None, preset: str | None = None,
+    data_dir: str | None = None,
 ) -> Experiment:
-    """The file's experiment, overridden by what the command line says."""
-    base = Experiment.read(config) if config is not None else Experiment()
+    """The file's or the preset's experiment, overridden by what the command line says."""
+    if config is not None and preset is not None:
+        raise CoterieError("--config and --preset both name a whole experiment; use one of them.")
+    base = Experiment() if config is None else Experiment.read(config)
+    base = base if preset is None else presets.load(preset)
     given = {"data": data, "partition": partition, "clients": clients, "unseen": unseen, "model": model, "head": head,
-             "churn": churn}
+             "churn": churn, "data_dir": data_dir}
     changed = {name: value for name, value in given.items() if value is not None}
     base = Experiment.of({**base.record(), **changed}, "the command line")
     base = replace(base, methods=registry.expand(methods or base.methods or default_methods))
@@ -272,7 +299,7 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
             del training["seed"]
             results = runs.compare(chosen, factory, federation, seeds=list(seeds), folder=folder, watch=live,
                                    resume=resume, head=experiment.head, **training)
-    _print(results)
+    _print(results, experiment.published)
     to_csv(results, folder / "comparison.csv")
     drawn = [picture(results, folder / "picture.png"), bubbles(federation, folder / "clients.png")]
     if any(len(opposed(group)[0]) for group in by_method(results).values()):
@@ -323,9 +350,11 @@ def _wide() -> Console:
     return console if console.is_terminal else Console(width=max(console.width, 118))
 
 
-def _print(results: list[Result]) -> None:
+def _print(results: list[Result], printed: Mapping[str, str]) -> None:
     wide = _wide()
     wide.print(comparison(results))
+    if (beside := beside_paper(results, printed)) is not None:
+        wide.print(beside)
     if (arrived := newcomers_table(results)) is not None:
         wide.print(arrived)
     if len({result.method for result in results}) > 1:

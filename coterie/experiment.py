@@ -12,7 +12,7 @@ from torch import nn
 
 from coterie import churn, models, registry
 from coterie.config import Training, build, options
-from coterie.data import Federation, load, natural, partition
+from coterie.data import Federation, Source, load, natural, partition, published
 from coterie.errors import CoterieError, unknown
 from coterie.method import Method
 
@@ -24,7 +24,9 @@ class Experiment:
     """Everything that decides a result. `federation()`, `factory()` and `chosen()` build the parts."""
 
     data: str = "digits"
-    """`digits`, or the path of an .npz file with x, y and, for natural clients, client."""
+    """`digits`, the path of an .npz file with x, y and, for natural clients, client, or a published set's name."""
+    data_dir: str = ""
+    """The folder with the original files of a published set."""
     partition: str = ""
     """`name:option=value,...`; by default natural where the data name their clients, else dirichlet:alpha=0.5."""
     clients: int = 20
@@ -45,6 +47,10 @@ class Experiment:
     """The layer that makes the scores, when it is not the last linear one."""
     methods: tuple[str, ...] = ()
     seeds: int = 1
+    about: str = ""
+    """A line for people."""
+    published: dict[str, str] = field(default_factory=dict)
+    """What a paper printed, by method (name, or name+aggregator), in % with its spread; shown beside our numbers."""
     training: Training = field(default_factory=Training)
 
     @classmethod
@@ -55,31 +61,42 @@ class Experiment:
         methods = given.pop("methods", ())
         if isinstance(methods, str) or not all(isinstance(m, str) for m in methods):
             raise CoterieError(f"methods in {where} must be a list of names, not {methods!r}.")
+        printed = given.pop("published", {})
+        if not isinstance(printed, Mapping) or not all(isinstance(v, str | int | float) for v in printed.values()):
+            raise CoterieError(f"published in {where} must be a table of method = value, not {printed!r}.")
         for name in given:
             if name not in options(cls):
                 raise unknown(f"setting in {where}", name, options(cls))
         made = build(cls, given, where)
         if made.seeds < 1 or made.clients < 1 or made.unseen < 0:
             raise CoterieError(f"seeds and clients must be at least 1 and unseen at least 0 in {where}.")
-        return replace(made, methods=tuple(methods), training=training)
+        shown = {name: str(value) for name, value in printed.items()}
+        return replace(made, methods=tuple(methods), training=training, published=shown)
 
     @classmethod
-    def read(cls, path: Path) -> Experiment:
-        """From a TOML file; a relative data path is taken from the file's own folder."""
-        try:
-            values = tomllib.loads(path.read_text())
-        except OSError as reason:
-            raise CoterieError(f"{path} cannot be read: {reason.strerror}.") from reason
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
-            raise CoterieError(f"{path} is not valid TOML: {reason}.") from reason
-        made = cls.of(values, str(path))
-        beside = path.parent / made.data
-        return replace(made, data=str(beside)) if made.data.endswith(".npz") and beside.exists() else made
+    def read(cls, path: Path, released: bool = False) -> Experiment:
+        """From a TOML file; relative paths are taken from the file's own folder.
+
+        `extends` names a file beside it that is read first. The table `released` holds what a paper's released program
+        does otherwise; it counts with `released` only.
+        """
+        values = read_toml(path)
+        program = values.pop("released", {})
+        made = cls.of(_over(values, program) if released else values, str(path))
+        beside = {
+            name: str(path.parent / given) for name, given in (("data", made.data), ("churn", made.churn))
+            if given.endswith((".npz", ".csv")) and (path.parent / given).exists()
+        }
+        return replace(made, **beside)
 
     def record(self) -> dict[str, Any]:
-        """As plain values that `of` reads back."""
-        data = str(Path(self.data).resolve()) if self.data.endswith(".npz") else self.data
-        return {**asdict(self), "methods": list(self.methods), "data": data}
+        """As plain values that `of` reads back, paths as seen from anywhere."""
+        paths = {
+            name: str(Path(given).resolve())
+            for name, given in (("data", self.data), ("data_dir", self.data_dir), ("churn", self.churn))
+            if given.endswith((".npz", ".csv")) or (name == "data_dir" and given)
+        }
+        return {**asdict(self), "methods": list(self.methods), **paths}
 
     def federation(self) -> Federation:
         """Load, deal and split the data; with churn, say who is there when."""
@@ -87,7 +104,7 @@ class Experiment:
         return churn.scheduled(made, self.churn) if self.churn else made
 
     def _dealt(self) -> Federation:
-        source = load(self.data)
+        source = self._source()
         recipe: dict[str, Any] = {"data": self.data}
         shares: dict[str, Any] = {"val": self.val, "test": self.test, "unseen": self.unseen, "seed": self.data_seed}
         name, given = parse_options(self.partition or ("natural" if source.client is not None else DEFAULT_PARTITION))
@@ -101,6 +118,10 @@ class Experiment:
         assignment = partition(name, source.y.numpy(), total, seed=self.data_seed, **given)
         return Federation.from_assignment(source.x, source.y, assignment, recipe=recipe, **shares)
 
+    def _source(self) -> Source:
+        name, given = parse_options(self.data) if ":" in self.data else (self.data, {})
+        return published.load(name, self.data_dir, **given) if name in published.SETS else load(self.data)
+
     def factory(self, federation: Federation) -> Callable[[], nn.Module]:
         """The model for this federation's samples."""
         name, given = parse_options(self.model)
@@ -109,6 +130,35 @@ class Experiment:
 
     def chosen(self) -> list[Method]:
         return [registry.method(spec) for spec in self.methods]
+
+
+def read_toml(path: Path, depth: int = 0) -> dict[str, Any]:
+    """The values of a TOML file over those of the file that it `extends`."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as reason:  # a name with a zero byte is a ValueError
+        if isinstance(reason, OSError):
+            raise CoterieError(f"{path} cannot be read: {reason.strerror}.") from reason
+        raise CoterieError(f"{path} is not valid TOML: {reason}.") from reason
+    except RecursionError:
+        raise CoterieError(f"{path} is not valid TOML: it is nested too deeply.") from None
+    base = values.pop("extends", None)
+    if base is None:
+        return values
+    if not isinstance(base, str) or depth > 3:
+        raise CoterieError(f"extends in {path} must be the name of one other file, at most four in a row, not {base!r}.")
+    return _over(read_toml(path.parent / base, depth + 1), values)
+
+
+def _over(base: dict[str, Any], values: Any) -> dict[str, Any]:
+    """The base with these values in place of its own; tables are merged, and `published` is replaced whole."""
+    if not isinstance(values, dict):
+        raise CoterieError(f"released must be a table of settings, not {values!r}.")
+    merged = dict(base)
+    for name, value in values.items():
+        both = isinstance(value, dict) and isinstance(base.get(name), dict) and name != "published"
+        merged[name] = _over(base[name], value) if both else value
+    return merged
 
 
 def parse_options(text: str) -> tuple[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ import csv
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -115,6 +115,31 @@ def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
             method, *cells = _marked(line, group, extra, escape, "[bold]{}[/bold]")
             table.add_row(method, line.stage, *cells, end_section=line is group[-1])
     return table
+
+
+def beside_paper(results: Sequence[Result], printed: Mapping[str, str]) -> Table | None:
+    """What a paper printed beside our means, for methods that are in both; None where there is none."""
+    lines = {(_plainly(line.method), line.stage): line for line in rows(results)}
+    methods = [name for name in printed if (name, "served") in lines]
+    if not methods:
+        return None
+    table = Table(
+        title="published: the paper's numbers, on its own split of the data and by its own rules", title_style="bold",
+        caption="Same recipe, other clients: read them side by side, not as a difference.", caption_style="dim",
+        title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False,
+        pad_edge=False, min_width=80,
+    )
+    for name in ("method", "paper", "here, served", "here, adapted"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for name in methods:
+        ours = [lines[name, stage] for stage in ("served", "adapted")]
+        table.add_row(escape(name), printed[name], *(_shown(line, line.mean) for line in ours))
+    return table
+
+
+def _plainly(method: str) -> str:
+    """`fedrep:pfllib+confree:c=0.3` -> `fedrep+confree`."""
+    return "+".join(part.partition(":")[0] for part in method.split("+"))
 
 
 def newcomers(results: Sequence[Result], stage: str = "served") -> Table | None:
