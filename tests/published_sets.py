@@ -22,7 +22,7 @@ def picture(path, k, size=(20, 16)):
     Image.new("RGB", size, colour(k)).save(path, quality=95)
 
 
-def cifar(root, classes, per=8):
+def cifar(root, classes, per=4):
     """cifar-10-batches-bin or cifar-100-binary: `per` pictures of each of `classes` classes, dealt over the files."""
     rng = np.random.default_rng(0)
     y = np.tile(np.arange(classes, dtype=np.uint8), per)
@@ -151,7 +151,7 @@ def _table(path, lines):
 
 
 WRITERS = {
-    "cifar10": lambda root: cifar(root, 10), "cifar100": lambda root: cifar(root, 100, 3), "mnist": mnist,
+    "cifar10": lambda root: cifar(root, 10), "cifar100": lambda root: cifar(root, 100, 2), "mnist": mnist,
     "femnist": femnist, "femnist-by-class": emnist, "tinyimagenet": tinyimagenet, "kvasir": kvasir,
     "flowers102": flowers102, "fedisic2019": fedisic2019, "agnews": agnews,
 }
