@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from coterie import models, registry
-from coterie.config import Training, build, options
-from coterie.data import Federation, load, natural, partition
+from coterie.config import Training, build, options, split_options
+from coterie.data import Federation, load, natural, partition, spelled
 from coterie.errors import CoterieError, unknown
 from coterie.method import Method
 
@@ -24,7 +24,7 @@ class Experiment:
     """Everything that decides a result. `federation()`, `factory()` and `chosen()` build the parts."""
 
     data: str = "digits"
-    """`digits`, or the path of an .npz file with x, y and, for natural clients, client."""
+    """`digits`, or the path of a file or folder, with options as in `table.csv:label=species,client=site`."""
     partition: str = ""
     """`name:option=value,...`; by default natural where the data name their clients, else dirichlet:alpha=0.5."""
     clients: int = 20
@@ -71,26 +71,32 @@ class Experiment:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
             raise CoterieError(f"{path} is not valid TOML: {reason}.") from reason
         made = cls.of(values, str(path))
-        beside = path.parent / made.data
-        return replace(made, data=str(beside)) if made.data.endswith(".npz") and beside.exists() else made
+        data, _ = spelled(made.data)
+        beside = path.parent / data
+        named = data != "digits" and beside.exists()
+        return replace(made, data=f"{beside}{made.data.removeprefix(data)}") if named else made
 
     def record(self) -> dict[str, Any]:
         """As plain values that `of` reads back."""
-        data = str(Path(self.data).resolve()) if self.data.endswith(".npz") else self.data
-        return {**asdict(self), "methods": list(self.methods), "data": data}
+        data, _ = spelled(self.data)
+        whole = str(Path(data).resolve()) if Path(data).exists() and data != "digits" else data
+        return {**asdict(self), "methods": list(self.methods), "data": whole + self.data.removeprefix(data)}
 
     def federation(self) -> Federation:
         """Load, deal and split the data."""
         source = load(self.data)
-        recipe: dict[str, Any] = {"data": self.data}
+        recipe: dict[str, Any] = {"data": self.data, **({"notes": list(source.notes)} if source.notes else {})}
         shares: dict[str, Any] = {"val": self.val, "test": self.test, "unseen": self.unseen, "seed": self.data_seed}
+        shares["classes"] = None if source.classes is None else len(source.classes)
         name, given = parse_options(self.partition or ("natural" if source.client is not None else DEFAULT_PARTITION))
         recipe |= {"partition": name, **given}
         if name == "natural":
             if source.client is None:
                 raise CoterieError(f"{self.data} names no clients, so a natural partition is impossible; use another.")
             assignment, names = natural(source.client, **given)
-            return Federation.from_assignment(source.x, source.y, assignment, names=names, recipe=recipe, **shares)
+            return Federation.from_assignment(
+                source.x, source.y, assignment, names=names, recipe=recipe, given=source.split, **shares
+            )
         total = self.clients + self.unseen
         assignment = partition(name, source.y.numpy(), total, seed=self.data_seed, **given)
         return Federation.from_assignment(source.x, source.y, assignment, recipe=recipe, **shares)
@@ -108,16 +114,7 @@ class Experiment:
 def parse_options(text: str) -> tuple[str, dict[str, Any]]:
     """`name:key=value,key=value` -> name and values as numbers where they look like numbers."""
     name, _, rest = text.partition(":")
-    found: dict[str, str] = {}
-    for item in filter(None, rest.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals and found:  # a value that holds commas itself, such as hidden=64,32
-            last = next(reversed(found))
-            found[last] += f",{item}"
-        elif not equals:
-            raise CoterieError(f"'{item}' in '{text}' is no option; write name:option=value,option=value.")
-        else:
-            found[key.strip()] = value.strip()
+    found = split_options(rest, text)
     return name, {key: _plain(value) for key, value in found.items()}
 
 
