@@ -46,9 +46,9 @@ def join(
     name: str, data: str | Path, home: str | Path, device: str = "auto", val: float = 0.1, test: float = 0.25,
     seed: int = 0,
 ) -> Site:
-    """The site `name` with the samples of a file, spelled as for --data; a share is held back for validation and testing.
+    """The site `name` with the samples of a file, which is spelled as for --data.
 
-    A split that the data bring is kept.
+    A share of them is held back for validation and for testing; a split that the data bring is kept.
     """
     checked_name("a site", name)
 

@@ -19,7 +19,8 @@ from coterie.data.readers.tables import CSV, PARQUET, header, table, table_files
 from coterie.errors import CoterieError, unknown
 
 READERS: dict[str, Callable[..., Source]] = {
-    "npz": npz, "images": images, "table": table, "hub": hub, "cifar": cifar, "idx": idx, "leaf": leaf, "pfllib": pfllib,
+    "npz": npz, "images": images, "table": table, "hub": hub, "cifar": cifar, "idx": idx, "leaf": leaf,
+    "pfllib": pfllib,
 }
 _OPTIONS = re.compile(r":(?=\w+=)")
 

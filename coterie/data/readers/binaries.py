@@ -22,7 +22,6 @@ from coterie.data.readers.pieces import (
     Source,
     collect,
     cut,
-    reading,
     reason,
 )
 from coterie.engine.memory import BLOCK
@@ -77,7 +76,7 @@ def _cifar_files(path: Path, part: Part) -> tuple[str, list[tuple[Path, int | No
             if (folder / first).is_file():
                 train: list[tuple[Path, int | None]] = [(folder / name, TRAIN) for name in training]
                 test: list[tuple[Path, int | None]] = [(folder / testing, TEST)]
-                return kind, {"all": train + test, "train": train, "test": [(test[0][0], None)]}[part]
+                return kind, train + test if part == "all" else train if part == "train" else [(test[0][0], None)]
     raise CoterieError(f"'{path}' holds none of CIFAR's files: {', '.join(SETS)}.")
 
 

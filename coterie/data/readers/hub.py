@@ -29,15 +29,16 @@ class _Part(NamedTuple):
 
 
 def hub(
-    data: Any, *, label: str | None = None, client: str | None = None, split: str | None = None, text: str | None = None,
-    x: str | None = None, ignore: str | None = None, size: str | None = None, colour: Colour = "auto",
+    data: Any, *, label: str | None = None, client: str | None = None, split: str | None = None,
+    text: str | None = None, x: str | None = None, ignore: str | None = None, size: str | None = None,
+    colour: Colour = "auto",
     fill: float | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS, length: int = LENGTH,
     classes: str | None = None, regression: bool = False, schema: str | None = None, shape: str | None = None,
     skip: bool = False,
 ) -> Source:
-    """A `Dataset`, a `DatasetDict` (its keys are the split), a flwr-datasets partitioner (a partition is a client), or a
-    folder that `save_to_disk` wrote.
+    """A `Dataset`, a `DatasetDict`, a flwr-datasets partitioner, or a folder that `save_to_disk` wrote.
 
+    The keys of a `DatasetDict` are the split; a partition of a partitioner is a client.
     A column of images is the sample; otherwise columns are read like those of a table, with the same options.
     """
     parts, name = _parts(data)
@@ -115,11 +116,12 @@ def _parts(data: Any) -> tuple[list[_Part], str]:
                 data.load_partition(0)  # partitioners name their partitions with the first one
                 known = data.partition_id_to_natural_id
             called = [str(known[i]) if known else str(i) for i in range(count)]
-            return [_Part(data.load_partition(i), f"partition {i}", called[i], None) for i in range(count)], "partitions"
+            parts = [_Part(data.load_partition(i), f"partition {i}", called[i], None) for i in range(count)]
+            return parts, "partitions"
     if isinstance(data, dict):
         for key in data:
             if len(data) > 1 and str(key).lower() not in SPLIT_WORDS:
-                raise CoterieError(f"the data set's part '{key}' is neither train, validation nor test; choose one part.")
+                raise CoterieError(f"the part '{key}' is neither train, validation nor test; give one part alone.")
         return [_Part(held, str(key), None, SPLIT_WORDS[str(key).lower()] if len(data) > 1 else None)
                 for key, held in data.items()], "dataset"
     if not hasattr(data, "features") or not hasattr(data, "with_format") or not hasattr(data, "__len__"):
@@ -148,7 +150,7 @@ def _rows(part: _Part, label: str, known: list[str] | None) -> Iterator[Rows]:
                 column = column.storage if hasattr(column, "storage") else column
                 columns[name] = arrow(column, name)
             if known is not None:
-                columns[label] = names([_class(v, known) for v in columns[label].tolist()])  # type: ignore[misc]
+                columns[label] = names([_class(v, known) for v in columns[label].tolist()])
             if part.client is not None:
                 columns[CLIENT] = names([part.client] * len(block))
             if part.split is not None:

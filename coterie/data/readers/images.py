@@ -87,8 +87,8 @@ def _found(root: Path, problems: Problems) -> tuple[list[Picture], set[str]]:
         return [], set()
     usual = Counter(len(d) for d in deep).most_common(1)[0][0]
     if usual not in (1, 2):
-        raise CoterieError(f"'{root}' must hold folders client/class/image or class/image; '{files[0].relative_to(root)}' "
-                           f"lies {usual} folders deep.")
+        raise CoterieError(f"'{root}' must hold folders client/class/image or class/image; "
+                           f"'{files[0].relative_to(root)}' lies {usual} folders deep.")
     listed, clients = [], set[str]()
     for file, folders, split in zip(files, deep, splits, strict=True):
         where = file.relative_to(root).as_posix()

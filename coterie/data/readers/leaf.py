@@ -24,9 +24,9 @@ def leaf(
 ) -> Source:
     """A folder with train/*.json and test/*.json, with all_data/*.json, or with *.json; or one such file.
 
-    A user is a client; given train and test files are a split. x are numbers (`shape=1,28,28` makes images of flat ones)
-    or texts, which the tokenizer turns into numbers; of samples that are lists of texts, `field` says which. `tokens`
-    takes numbers as those of words. A file is read user by user, so only one user has to fit into memory.
+    A user is a client; given train and test files are a split. x are numbers (`shape=1,28,28` makes images of flat
+    ones) or texts, which the tokenizer turns into numbers; of samples that are lists of texts, `field` says which.
+    `tokens` takes numbers as those of words. A file is read user by user, so only one user has to fit into memory.
     """
     path = Path(path)
     problems = Problems()

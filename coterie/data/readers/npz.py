@@ -154,10 +154,10 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def pfllib(path: str | Path, *, skip: bool = False, shape: str | None = None) -> Source:
-    """The folder that PFLlib's generate_*.py write, `train/0.npz`, `test/0.npz`, ..., `config.json`; or one of its files.
+    """The folder that PFLlib writes, `train/0.npz`, `test/0.npz`, ..., `config.json`; or one of its files.
 
     Each file holds a pickled dictionary of x and y, which is read without running any code. A client is named by its
-    number; the given split into train and test is kept. Of one client's train file, the test file beside it is read too.
+    number; the given split into train and test is kept. With one client's train file its test file is read too.
     """
     path = Path(path)
     problems = Problems()
@@ -235,9 +235,9 @@ def _pair(file: Path) -> tuple[Array, Array]:
     return _features(held["x"]), _labels(held["y"])
 
 
-def _features(x: Any) -> Array:
+def _features(given: Any) -> Array:
     """Arrays as they are; texts, which PFLlib keeps as pairs (tokens, length), as tokens [n, length]."""
-    x = x if isinstance(x, np.ndarray) else np.array(x, dtype=object if _ragged(x) else None)
+    x: Array = given if isinstance(given, np.ndarray) else np.array(given, dtype=object if _ragged(given) else None)
     if x.dtype.kind == "O":
         rows = [row[0] if len(row) == 2 and isinstance(row[0], (list, np.ndarray)) else row for row in x.tolist()]
         x = np.array(rows)
@@ -250,8 +250,8 @@ def _ragged(x: Any) -> bool:
     return bool(x) and isinstance(x[0], tuple)
 
 
-def _labels(y: Any) -> Array:
-    y = np.asarray(y)
+def _labels(given: Any) -> Array:
+    y: Array = np.asarray(given)
     if y.dtype.kind not in "biuf" or y.ndim == 0:
         raise ValueError(f"y holds {y.dtype} of shape {list(y.shape)}")
     return y

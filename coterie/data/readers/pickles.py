@@ -35,7 +35,7 @@ class _Dtype:
     def __setstate__(self, state: Any) -> None:
         order = state[1].decode("ascii") if isinstance(state[1], bytes) else state[1]
         if self.dtype.kind != "O" and order in ("<", ">"):
-            self.dtype = self.dtype.newbyteorder(order)
+            self.dtype = self.dtype.newbyteorder("<" if order == "<" else ">")
 
 
 class _Array:
@@ -99,7 +99,7 @@ _NAMES: dict[tuple[str, str], Any] = {
     **{(f"numpy.{core}.multiarray", "scalar"): _Scalar for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): _frombuffer for core in ("core", "_core")},
 }
-_Slow: Any = pickle._Unpickler  # type: ignore[attr-defined]
+_Slow: Any = pickle._Unpickler
 """The unpickler in Python: the one in C takes memory for whatever a damaged file claims."""
 _REFUSED = (pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.EXT1, pickle.EXT2, pickle.EXT4,
             pickle.PERSID, pickle.BINPERSID, pickle.INST, pickle.OBJ)

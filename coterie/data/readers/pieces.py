@@ -73,7 +73,7 @@ class Problems:
         if client is not None:
             found.clients[str(client)] += count
         if (where or why) and len(found.places) < EXAMPLES:
-            found.places.append(where and why and f"{where} ({why})" or where or why)
+            found.places.append(f"{where} ({why})" if where and why else where or why)
         else:
             found.count["more"] += 1 if where or why else 0
 
@@ -181,8 +181,9 @@ class _Pile:
 
 
 def collect(
-    pieces: Iterable[Piece], name: str, problems: Problems, *, skip: bool = False, classes: str | Sequence[str] | None = None,
-    clients: Iterable[str] = (), shape: str | None = None, regression: bool = False, notes: Sequence[str] = (),
+    pieces: Iterable[Piece], name: str, problems: Problems, *, skip: bool = False,
+    classes: str | Sequence[str] | None = None, clients: Iterable[str] = (), shape: str | None = None,
+    regression: bool = False, notes: Sequence[str] = (),
 ) -> Source:
     """Check, encode and store the pieces of a data set.
 
@@ -325,7 +326,7 @@ class _Found:
         if labels:
             seen = np.unique(y[good & fine & (split == TRAIN)])
             strange = ~np.isin(y, seen) & good & fine
-            for row in np.flatnonzero(strange):
+            for row in np.flatnonzero(strange).tolist():
                 self.problems.add("samples have a class that no training sample has", why=f"class {y[row]}",
                                   client=self._said(owner)(row))
             fine &= ~strange
@@ -333,8 +334,7 @@ class _Found:
 
 
 def features(x: Array, shape: tuple[int, ...] | None = None) -> Tensor:
-    """Samples as tensors: uint8 as channels-first images from -1 to 1, other whole numbers as int64, floats as they are.
-    """
+    """Samples as tensors: uint8 as channels-first images from -1 to 1, other whole numbers as int64, floats stay."""
     if x.dtype == np.uint8:
         pixels = torch.from_numpy(x if x.flags.writeable else x.copy())
         if x.ndim == 3:
@@ -384,8 +384,8 @@ def encode_labels(
             return y.astype(np.float64 if y.dtype.itemsize >= 8 else np.float32), None, np.ones(len(y), dtype=bool)
         y = y.astype(np.int64)
         known = (y >= 0) & (y <= LARGEST_LABEL)
-        for row in np.flatnonzero(~known):
-            problems.add(f"samples have a label outside 0 to {LARGEST_LABEL}", why=f"label {y[row]}", client=client(row))
+        for row in np.flatnonzero(~known).tolist():
+            problems.add(f"samples have a label outside 0 to {LARGEST_LABEL}", why=str(y[row]), client=client(row))
         return y, None, known
     if regression:
         raise CoterieError("regression needs labels that are numbers.")
@@ -402,7 +402,7 @@ def encode_labels(
         raise CoterieError(f"the labels are {len(given)} different names, e.g. '{given[0]}'; is this the label?")
     place = {label: k for k, label in enumerate(given)}
     y = np.array([place.get(label, -1) for label in said], dtype=np.int64)
-    for row in np.flatnonzero(y < 0):
+    for row in np.flatnonzero(y < 0).tolist():
         problems.add("samples have a class that is not in classes", why=f"class {said[row]}", client=client(row))
     return np.maximum(y, 0), given, y >= 0
 
@@ -413,7 +413,7 @@ def cut(n: int, values: int) -> Iterator[slice]:
     return (slice(first, min(first + rows, n)) for first in range(0, n, rows))
 
 
-def names(values: Sequence[str]) -> Array:
+def names(values: Sequence[str | None]) -> Array:
     """An array of names that share their text."""
     made = np.empty(len(values), dtype=object)
     made[:] = values

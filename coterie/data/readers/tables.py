@@ -42,7 +42,7 @@ CLIENT, SPLIT = "\0client", "\0split"
 
 @dataclass
 class Rows:
-    """Some rows of one file: each column as float64 (NaN is missing), as text (None is missing) or as arrays [n, ...]."""
+    """Some rows of one file: columns of float64 (NaN is missing), of text (None is missing) or of arrays [n, ...]."""
 
     where: str
     first: int  # number of the first of them in the file, from 1
@@ -160,8 +160,8 @@ def encode(
             if piece is not None:
                 yield piece
 
-    return collect(pieces(), name, problems, skip=skip, classes=classes or plan.classes, regression=regression, shape=shape,
-                   clients=clients, notes=notes)
+    return collect(pieces(), name, problems, skip=skip, classes=classes or plan.classes, regression=regression,
+                   shape=shape, clients=clients, notes=notes)
 
 
 def _learn(rows: Reader, roles: Roles, problems: Problems) -> tuple[dict[str, Column], int]:
@@ -172,7 +172,7 @@ def _learn(rows: Reader, roles: Roles, problems: Problems) -> tuple[dict[str, Co
             continue
         missing = set(found) ^ set(block.columns) if found else set()
         if missing:
-            raise CoterieError(f"'{block.where}' has other columns than the files before: {', '.join(sorted(missing))}.")
+            raise CoterieError(f"'{block.where}' and the files before differ in columns: {', '.join(sorted(missing))}.")
         total += len(block)
         owner = _clients(block, _role(roles.client, "client", block.columns, CLIENT))
         for client in dict.fromkeys(owner):
@@ -205,7 +205,7 @@ def _look(known: Column, values: Array, owner: Sequence[str]) -> None:
     if known.categories is not None and len(known.categories) > CATEGORIES:
         known.categories = None
     if lost.any():
-        known.missing.update(owner[k] for k in np.flatnonzero(lost))
+        known.missing.update(owner[k] for k in np.flatnonzero(lost).tolist())
 
 
 def _role(given: str | None, usual: str, columns: Mapping[str, Any], made: str = "") -> str | None:
@@ -240,7 +240,8 @@ class _Plan:
         if self.label is None:
             listed = ", ".join(c for c in found if not c.startswith("\0"))
             raise CoterieError(f"{name} has no column 'label'; say which it is: label=NAME (there are {listed}).")
-        self.client, self.split = _role(roles.client, "client", found, CLIENT), _role(roles.split, "split", found, SPLIT)
+        self.client = _role(roles.client, "client", found, CLIENT)
+        self.split = _role(roles.split, "split", found, SPLIT)
         self.text = _role(roles.text, "\0", found)
         wanted, ignored = _listed(roles.x, found), _listed(roles.ignore, found)
         taken = (self.label, self.client, self.split, CLIENT, SPLIT)
@@ -256,9 +257,8 @@ class _Plan:
             self.columns = [self.text]
             if found[self.text].numeric:
                 raise CoterieError(f"column '{self.text}' holds numbers, so it is no text.")
-        elif self.arrays:
-            if len(self.columns) > 1:
-                raise CoterieError(f"column '{self.arrays[0]}' holds arrays; take it alone with x={self.arrays[0]}.")
+        elif self.arrays and len(self.columns) > 1:
+            raise CoterieError(f"column '{self.arrays[0]}' holds arrays; take it alone with x={self.arrays[0]}.")
         self.categories: dict[str, list[str] | None] = {}
         self.followed = schema is not None
         if schema is not None:
@@ -346,7 +346,8 @@ class _Plan:
         for k in np.flatnonzero(good):
             if words[k] not in SPLIT_WORDS:
                 good[k] = False
-                problems.add("rows have an unknown split", f"row {block.first + k} of {block.where}", why=f"'{words[k]}'")
+                row = f"row {block.first + k} of {block.where}"
+                problems.add("rows have an unknown split", row, why=f"'{words[k]}'")
         return np.array([SPLIT_WORDS.get(word, 0) for word in words], dtype=np.int8)
 
     def _labels(self, values: Array) -> Array:
@@ -354,7 +355,7 @@ class _Plan:
             return values
         if self.targets:
             return values.astype(np.float32)
-        return names([None if np.isnan(v) else _number(v) for v in values])  # type: ignore[misc]
+        return names([None if np.isnan(v) else _number(v) for v in values])
 
     def _features(self, kept: Mapping[str, Array], cutter: Tokenizer, fill: float | None) -> Array:
         if self.text is not None:
@@ -430,7 +431,7 @@ def _csv(path: Path, known: dict[Path, set[str]]) -> Iterator[Rows]:
         for k, column in enumerate(columns):
             said = [line[k].strip() for line in lines]
             said_missing: list[str | None] = [None if s.lower() in MISSING else s for s in said]
-            held[column] = names(said_missing) if column in texts else np.array(  # type: ignore[arg-type]
+            held[column] = names(said_missing) if column in texts else np.array(
                 [np.nan if s is None else float(s) for s in said_missing])
         yield Rows(path.name, first, held)
 
@@ -477,13 +478,12 @@ def _parquet(path: Path) -> Iterator[Rows]:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise CoterieError(LIBRARY) from error
-    with reading(path, "a parquet file"):
-        with parquet.ParquetFile(path, memory_map=True) as file:
-            first = 1
-            for batch in file.iter_batches(batch_size=ROWS):
-                batch.validate(full=True)
-                yield Rows(path.name, first, {n: arrow(c, n) for n, c in zip(batch.schema.names, batch.columns)})
-                first += len(batch)
+    with reading(path, "a parquet file"), parquet.ParquetFile(path, memory_map=True) as file:
+        first = 1
+        for batch in file.iter_batches(batch_size=ROWS):
+            batch.validate(full=True)
+            yield Rows(path.name, first, {n: arrow(c, n) for n, c in zip(batch.schema.names, batch.columns)})
+            first += len(batch)
 
 
 def arrow(column: Any, name: str) -> Array:

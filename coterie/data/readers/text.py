@@ -51,7 +51,7 @@ def tokenizer_of(given: str | Tokenizer, words: int, length: int) -> Tokenizer:
             found = [int(n) for n in call(text)]
         except Exception as error:
             raise CoterieError(f"the tokenizer {_title(given)} fails on '{text[:40]}': {error}") from error
-        if found and not (0 <= min(found) and max(found) < words):
+        if found and not (min(found) >= 0 and max(found) < words):
             wrong = min(found) if min(found) < 0 else max(found)
             raise CoterieError(f"the tokenizer {_title(given)} gives the number {wrong}; with words={words} it must be "
                                f"from 0 to {words - 1}.")
