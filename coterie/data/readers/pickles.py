@@ -101,12 +101,18 @@ _NAMES: dict[tuple[str, str], Any] = {
 }
 _Slow: Any = pickle._Unpickler
 """The unpickler in Python: the one in C takes memory for whatever a damaged file claims."""
-_REFUSED = (pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.EXT1, pickle.EXT2, pickle.EXT4,
+_REFUSED = (pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.EXT1, pickle.EXT2, pickle.EXT4,
             pickle.PERSID, pickle.BINPERSID, pickle.INST, pickle.OBJ)
 
 
 class _Unpickler(_Slow):  # type: ignore[misc]
     dispatch = {code: load for code, load in _Slow.dispatch.items() if bytes([code]) not in _REFUSED}  # noqa: RUF012
+
+    def load_bytearray8(self) -> None:
+        """As bytes: the original takes as much memory as a damaged file claims before it reads."""
+        self.append(self.read(int.from_bytes(self.read(8), "little")))
+
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _NAMES:

@@ -291,6 +291,8 @@ class _Found:
             self.problems.add("samples belong to no client", count=int((owner < 0).sum()))
         y, names, known = encode_labels(self.ys, classes, regression, self.problems, self._said(owner))
         good = known & ((owner >= 0) if self.named else True)
+        if self.split and not (good & (split == TRAIN)).any():
+            raise CoterieError("; ".join([f"{name} holds no training samples", *self.problems.sentences()]) + ".")
         if self.split:
             good &= self._checked_split(y, owner, split, y.dtype.kind == "i", good)
         x = pile.tensor()
@@ -321,8 +323,6 @@ class _Found:
                 if held:
                     self.problems.add("clients have no training samples", names[lacking], why=f"{held} others")
                     fine[owner == lacking] = False
-        elif not (split == TRAIN).any():
-            raise CoterieError("the data hold no training samples.")
         if labels:
             seen = np.unique(y[good & fine & (split == TRAIN)])
             strange = ~np.isin(y, seen) & good & fine
