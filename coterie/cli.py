@@ -53,7 +53,10 @@ def top(
     pass
 
 
-DataOption = Annotated[str | None, typer.Option("--data", help="digits, or an .npz file with x, y and maybe client.")]
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", help="digits, or a file or folder: photos/, table.csv:label=species,client=site, ..."),
+]
 PartitionOption = Annotated[
     str | None,
     typer.Option("--partition", help="How to deal the data, e.g. dirichlet:alpha=0.1 or iid or natural."),
@@ -281,6 +284,8 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
     """Build the parts, run what is left of the experiment, print and draw."""
     chosen = experiment.chosen()
     federation = experiment.federation()
+    for note in federation.recipe.get("notes", ()):
+        print(f"coterie: {note}", file=sys.stderr)
     factory = experiment.factory(federation)
     training = {f.name: getattr(experiment.training, f.name) for f in fields(experiment.training)}
     if not resume:

@@ -153,3 +153,18 @@ def _truth(value: Any) -> bool:
 
 def _article(hint: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, str(hint))
+
+
+def split_options(rest: str, text: str) -> dict[str, str]:
+    """`key=value,key=value` -> the values as text; a value may hold commas itself, such as hidden=64,32."""
+    found: dict[str, str] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals and found:
+            last = next(reversed(found))
+            found[last] += f",{item}"
+        elif not equals:
+            raise CoterieError(f"'{item}' in '{text}' is no option; write name:option=value,option=value.")
+        else:
+            found[key.strip()] = value.strip()
+    return found

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from coterie import churn, models, registry
-from coterie.config import Training, build, options
-from coterie.data import Federation, Source, load, natural, partition, published
+from coterie.config import Training, build, options, split_options
+from coterie.data import Federation, Source, load, natural, partition, published, spelled
 from coterie.errors import CoterieError, unknown
 from coterie.method import Method
 
@@ -24,7 +24,8 @@ class Experiment:
     """Everything that decides a result. `federation()`, `factory()` and `chosen()` build the parts."""
 
     data: str = "digits"
-    """`digits`, the path of an .npz file with x, y and, for natural clients, client, or a published set's name."""
+    """`digits`, the path of a file or folder, with options as in `table.csv:label=species,client=site`, or the name of a
+    published set, whose files lie in `data_dir`."""
     data_dir: str = ""
     """The folder with the original files of a published set."""
     partition: str = ""
@@ -83,20 +84,21 @@ class Experiment:
         values = read_toml(path)
         program = values.pop("released", {})
         made = cls.of(_over(values, program) if released else values, str(path))
-        beside = {
-            name: str(path.parent / given) for name, given in (("data", made.data), ("churn", made.churn))
-            if given.endswith((".npz", ".csv")) and (path.parent / given).exists()
-        }
-        return replace(made, **beside)
+        data, _ = spelled(made.data)
+        beside = path.parent / data
+        if data != "digits" and data not in published.SETS and beside.exists():
+            made = replace(made, data=f"{beside}{made.data.removeprefix(data)}")
+        listed = path.parent / made.churn
+        return replace(made, churn=str(listed)) if made.churn.endswith(".csv") and listed.exists() else made
 
     def record(self) -> dict[str, Any]:
         """As plain values that `of` reads back, paths as seen from anywhere."""
-        paths = {
-            name: str(Path(given).resolve())
-            for name, given in (("data", self.data), ("data_dir", self.data_dir), ("churn", self.churn))
-            if given.endswith((".npz", ".csv")) or (name == "data_dir" and given)
-        }
-        return {**asdict(self), "methods": list(self.methods), **paths}
+        data, _ = spelled(self.data)
+        local = data != "digits" and data not in published.SETS and Path(data).exists()
+        whole = f"{Path(data).resolve()}{self.data.removeprefix(data)}" if local else self.data
+        place = str(Path(self.data_dir).resolve()) if self.data_dir else ""
+        when = str(Path(self.churn).resolve()) if self.churn.endswith(".csv") else self.churn
+        return {**asdict(self), "methods": list(self.methods), "data": whole, "data_dir": place, "churn": when}
 
     def federation(self) -> Federation:
         """Load, deal and split the data; with churn, say who is there when."""
@@ -105,15 +107,18 @@ class Experiment:
 
     def _dealt(self) -> Federation:
         source = self._source()
-        recipe: dict[str, Any] = {"data": self.data}
+        recipe: dict[str, Any] = {"data": self.data, **({"notes": list(source.notes)} if source.notes else {})}
         shares: dict[str, Any] = {"val": self.val, "test": self.test, "unseen": self.unseen, "seed": self.data_seed}
+        shares["classes"] = None if source.classes is None else len(source.classes)
         name, given = parse_options(self.partition or ("natural" if source.client is not None else DEFAULT_PARTITION))
         recipe |= {"partition": name, **given}
         if name == "natural":
             if source.client is None:
                 raise CoterieError(f"{self.data} names no clients, so a natural partition is impossible; use another.")
             assignment, names = natural(source.client, **given)
-            return Federation.from_assignment(source.x, source.y, assignment, names=names, recipe=recipe, **shares)
+            return Federation.from_assignment(
+                source.x, source.y, assignment, names=names, recipe=recipe, given=source.split, **shares
+            )
         total = self.clients + self.unseen
         assignment = partition(name, source.y.numpy(), total, seed=self.data_seed, **given)
         return Federation.from_assignment(source.x, source.y, assignment, recipe=recipe, **shares)
@@ -164,16 +169,7 @@ def _over(base: dict[str, Any], values: Any) -> dict[str, Any]:
 def parse_options(text: str) -> tuple[str, dict[str, Any]]:
     """`name:key=value,key=value` -> name and values as numbers where they look like numbers."""
     name, _, rest = text.partition(":")
-    found: dict[str, str] = {}
-    for item in filter(None, rest.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals and found:  # a value that holds commas itself, such as hidden=64,32
-            last = next(reversed(found))
-            found[last] += f",{item}"
-        elif not equals:
-            raise CoterieError(f"'{item}' in '{text}' is no option; write name:option=value,option=value.")
-        else:
-            found[key.strip()] = value.strip()
+    found = split_options(rest, text)
     return name, {key: _plain(value) for key, value in found.items()}
 
 

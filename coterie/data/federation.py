@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from coterie.data.partition import Ints, generator
+from coterie.engine import memory
 from coterie.errors import CoterieError, unknown
 
 Data = ArrayLike | Tensor
@@ -105,16 +106,25 @@ class Federation:
         classes: int | None = None,
         names: Sequence[str] | None = None,
         recipe: dict[str, Any] | None = None,
+        given: NDArray[np.integer[Any]] | None = None,
     ) -> Federation:
-        """From one pool of samples and the sample indices of each client, as a partition returns them."""
+        """From one pool of samples and the sample indices of each client, as a partition returns them.
+
+        `given [N]` says that sample n is in SPLITS[given[n]] already: test samples stay test samples, nothing is
+        drawn for testing, and `val` is drawn from the training samples of clients that have no validation samples.
+        """
         names = _names(names, len(assignment))
         _require_share("val", val)
         _require_share("test", test)
+        if given is not None and len(given) != len(x):  # type: ignore[arg-type]
+            raise CoterieError(f"x has {len(x)} samples but {len(given)} are given a split")  # type: ignore[arg-type]
         parts = [
-            _split(np.asarray(indices, dtype=np.int64), val, test, generator(seed, "split", i))
+            _split(np.asarray(indices, dtype=np.int64), val, test, generator(seed, "split", i), given)
             for i, indices in enumerate(assignment)
         ]
-        split = {"val": val, "test": test, "unseen": unseen, "seed": seed}
+        split: dict[str, Any] = {"val": val, "test": test, "unseen": unseen, "seed": seed}
+        if given is not None:
+            split = {"given": True, "val": val, "unseen": unseen, "seed": seed}
         return cls._arranged(_tensor(x, "x"), _tensor(y, "y"), parts, names, unseen, seed, classes, recipe, split)
 
     @classmethod
@@ -169,7 +179,7 @@ class Federation:
         bounds = np.column_stack([stops[:, 0] - sizes[:, 0], stops])  # [clients, 4]
         rows = np.concatenate([piece for i in order for piece in parts[i]])
         _check_rows(rows, len(x), bounds, names)
-        x, y = x[torch.from_numpy(rows)], y[torch.from_numpy(rows)]
+        x, y = memory.taken(x, torch.from_numpy(rows)), y[torch.from_numpy(rows)]
         _check_finite(x, "x", bounds, names)
         _check_finite(y, "y", bounds, names)
         y, classes = _task(x, y, classes)
@@ -339,8 +349,18 @@ def _require_share(what: str, share: float) -> None:
         raise CoterieError(f"{what} must be a share from 0 up to but not including 1, got {share}")
 
 
-def _split(indices: Ints, val: float, test: float, rng: np.random.Generator) -> list[Ints]:
-    """One client's indices shuffled and cut into train, val and test; training is never left empty."""
+def _split(
+    indices: Ints, val: float, test: float, rng: np.random.Generator, given: NDArray[np.integer[Any]] | None = None
+) -> list[Ints]:
+    """One client's indices shuffled and cut into train, val and test; training is never left empty.
+
+    With `given` the test samples are those; so are the validation samples, where there are any.
+    """
+    if given is not None:
+        train, validate, held = (indices[given[indices] == k] for k in range(len(SPLITS)))
+        if len(validate):
+            return [train, validate, held]
+        return [*_split(train, val, 0, rng)[:2], held]
     shuffled = rng.permutation(indices)
     n_test = _held_out(len(shuffled), test)
     n_val = _held_out(len(shuffled) - n_test, val)
@@ -445,9 +465,10 @@ def _check_rows(rows: Ints, samples: int, bounds: Ints, names: Sequence[str]) ->
 def _check_finite(data: Tensor, what: str, bounds: Ints, names: Sequence[str]) -> None:
     if not data.is_floating_point():
         return
-    # Client by client: the mask of a whole image set would be another large array.
+    # Block by block: the mask of a whole image set would be another large array.
     for name, (start, _, _, stop) in zip(names, bounds, strict=True):
-        bad = int((~torch.isfinite(data[start:stop])).sum())
+        rows = max(1, 16 * memory.BLOCK // max(data[0].numel(), 1))
+        bad = sum(int((~torch.isfinite(data[k : min(k + rows, stop)])).sum()) for k in range(start, stop, rows))
         if bad:
             raise CoterieError(f"client {name} has {bad} NaN or infinite value(s) in {what}")
 

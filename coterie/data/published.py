@@ -7,15 +7,13 @@ as in the papers' programs.
 from __future__ import annotations
 
 import csv
-import gzip
 import inspect
-import json
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.data.partition import generator
-from coterie.data.sources import Source
+from coterie.data.readers.binaries import cifar, idx
+from coterie.data.readers.leaf import leaf
+from coterie.data.readers.pieces import Source
+from coterie.engine import memory
 from coterie.errors import CoterieError, unknown
 
 PICTURES = {".jpg", ".jpeg", ".png"}
@@ -51,7 +52,7 @@ def load(name: str, folder: str, **options: Any) -> Source:
     for option in options:
         if option not in known:
             raise unknown(f"option of {name}", option, known) if known else CoterieError(f"{name} takes no options.")
-    expected = ", ".join(chosen.files)
+    expected = ", ".join(file.replace("|", " or ") for file in chosen.files)
     if not folder:
         raise CoterieError(f"{name} is read from its original files: name their folder with --data-dir ({expected}).")
     places = [Path(folder) / inner for inner in chosen.folders] + [Path(folder)]
@@ -66,7 +67,9 @@ def load(name: str, folder: str, **options: Any) -> Source:
 
 
 def _there(place: Path, file: str) -> bool:
-    """Whether a file, packed or not, or the first of a pattern is there."""
+    """Whether a file, packed or not, or the first of a pattern is there; `a|b` is either."""
+    if "|" in file:
+        return any(_there(place, one) for one in file.split("|"))
     found = place.glob(file) if "*" in file else (p for p in (place / file, place / f"{file}.gz") if p.exists())
     return next(iter(found), None) is not None
 
@@ -88,23 +91,24 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _pictures(paths: Sequence[Path], size: int, centred: bool) -> Tensor:
-    """`[N, 3, size, size]` float32, scaled by bilinear interpolation; read one after another into the one tensor."""
+    """`[N, 3, size, size]` float32, scaled by bilinear interpolation, from 0 to 1 or, `centred`, from -1 to 1.
+
+    They are read one after another into one tensor, which lies in a file where half of the free memory does not hold it.
+    """
     from PIL import Image
 
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 4096:
         raise CoterieError(f"the size of pictures must be a whole number from 1 to 4096, not {size}.")
-    x = torch.empty(len(paths), 3, size, size)
+    shape = (len(paths), 3, size, size)
+    fits = 4 * prod(shape) <= memory.free(torch.device("cpu")) // 2
+    x = torch.empty(shape) if fits else memory.mapped(shape, torch.float32, "the pictures")
     for number, path in enumerate(paths):
         with _reading(path), Image.open(path) as picture:
             pixels = picture.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-            x[number] = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
-    return _scaled(x, centred)
-
-
-def _scaled(x: Tensor, centred: bool) -> Tensor:
-    """Bytes as floats from 0 to 1, or from -1 to 1, in place."""
-    x = x.div_(255)
-    return x.sub_(0.5).div_(0.5) if centred else x
+            x[number] = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).float().div(255)
+        if centred:
+            x[number].sub_(0.5).div_(0.5)
+    return x
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -249,7 +253,7 @@ def agnews(folder: Path, vocabulary: int = 32_000, length: int = 200) -> Source:
     """train.csv and test.csv: class from 1, title, description. The most frequent words get numbers, the first 4 are
     padding, start, unknown and end; a text is the start and its words, cut or padded to `length`."""
     if vocabulary < 5 or length < 2:
-        raise CoterieError(f"agnews needs a vocabulary of at least 5 and a length of at least 2, not {vocabulary}, {length}.")
+        raise CoterieError(f"agnews needs 5 words and a length of 2 at least, not {vocabulary} and {length}.")
     labels: list[int] = []
     texts: list[list[str]] = []
     for path in (folder / "train.csv", folder / "test.csv"):
@@ -284,32 +288,30 @@ def words(text: str) -> list[str]:
 
 
 def cifar10(folder: Path) -> Source:
-    """The binary version: data_batch_1.bin to data_batch_5.bin and test_batch.bin."""
-    return _cifar(folder, [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"], 1, "cifar10")
+    """The five batches and the test batch, as binary files or as pickles."""
+    return replace(cifar(folder), split=None)
 
 
 def cifar100(folder: Path) -> Source:
-    """The binary version: train.bin and test.bin, with coarse and fine labels, of which the fine ones are taken."""
-    return _cifar(folder, ["train.bin", "test.bin"], 2, "cifar100")
-
-
-def _cifar(folder: Path, names: Sequence[str], labels: int, name: str) -> Source:
-    """Records of some label bytes, the last of which counts, and 3 x 32 x 32 bytes of pixels."""
-    parts = []
-    for path in (folder / file for file in names):
-        with _reading(path):
-            data = np.fromfile(path, dtype=np.uint8)
-        if not len(data) or len(data) % (labels + 3072):
-            raise CoterieError(f"'{path}' has {len(data)} bytes, which is no multiple of a record's {labels + 3072}.")
-        parts.append(data.reshape(-1, labels + 3072))
-    whole = np.concatenate(parts)
-    pixels = torch.from_numpy(whole[:, labels:].reshape(-1, 3, 32, 32)).to(torch.float32)
-    return Source(_scaled(pixels, centred=True), torch.from_numpy(whole[:, labels - 1].astype(np.int64)), None, name)
+    """train and test, as binary files or as pickles; of the coarse and fine labels, the fine ones."""
+    return replace(cifar(folder), split=None)
 
 
 def mnist(folder: Path) -> Source:
     """The four IDX files, packed or not."""
-    return _idx_pair(folder, "train-{}-ubyte", "t10k-{}-ubyte", "mnist")
+    return replace(idx(folder), split=None)
+
+
+def femnist(folder: Path, writers: int = 20) -> Source:
+    """LEAF's FEMNIST by writers; the `writers` with most samples are kept, the first names among equals."""
+    whole = leaf(folder, shape="1,28,28")
+    if whole.client is None:
+        raise CoterieError(f"'{folder}' holds no writers.")
+    names, sizes = np.unique(whole.client, return_counts=True)
+    kept = names[np.argsort(-sizes, kind="stable")[:writers]]
+    rows = np.concatenate([np.flatnonzero(whole.client == name) for name in kept])
+    x = memory.taken(whole.x, torch.from_numpy(rows)).to(torch.float32)
+    return Source(x.sub_(0.5).div_(0.5), whole.y[torch.from_numpy(rows)], whole.client[rows], "femnist")
 
 
 def femnist_by_class(folder: Path, writers: int = 20, per: int = 500, seed: int = 1) -> Source:
@@ -317,71 +319,32 @@ def femnist_by_class(folder: Path, writers: int = 20, per: int = 500, seed: int 
 
     This is what FedFew's released program calls FEMNIST: every client holds a single class.
     """
-    whole = _idx_pair(folder, "emnist-byclass-train-{}-ubyte", "emnist-byclass-test-{}-ubyte", "femnist-by-class")
-    y, rng = whole.y.numpy(), generator(seed, "pseudo-writers")
+    if per < 1 or writers < 1:
+        raise CoterieError(f"femnist-by-class needs at least 1 writer of at least 1 sample, not {writers} of {per}.")
+    files = [folder / f"emnist-byclass-{part}-images-idx3-ubyte" for part in ("train", "test")]
+    parts = [idx(file if file.exists() else file.with_name(f"{file.name}.gz")) for file in files]
+    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    labels, rng = y.numpy(), generator(seed, "pseudo-writers")
     chunks = []
-    for label in np.unique(y):
-        mine = rng.permutation(np.flatnonzero(y == label))
-        chunks += [(f"{label}.{k}", part) for k, part in enumerate(np.array_split(mine, max(len(mine) // per, 1)))]
+    for label in np.unique(labels):
+        mine = rng.permutation(np.flatnonzero(labels == label))
+        chunks += [(f"{label}.{k}", some) for k, some in enumerate(np.array_split(mine, max(len(mine) // per, 1)))]
     kept = sorted(chunks, key=lambda chunk: -len(chunk[1]))[:writers]
-    rows = np.concatenate([part for _, part in kept])
-    client = np.concatenate([np.full(len(part), name, dtype=object) for name, part in kept]).astype(str)
-    return Source(whole.x[torch.from_numpy(rows)], whole.y[torch.from_numpy(rows)], client, whole.name)
-
-
-def _idx_pair(folder: Path, train: str, test: str, name: str) -> Source:
-    xs, ys = [], []
-    for pattern in (train, test):
-        images, labels = (_idx(folder, pattern.format(kind)) for kind in ("images-idx3", "labels-idx1"))
-        if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-            raise CoterieError(f"'{folder}': {pattern.format('images-idx3')} has shape {list(images.shape)}, but the "
-                               f"labels have {list(labels.shape)}.")
-        xs.append(images)
-        ys.append(labels)
-    pixels = torch.from_numpy(np.concatenate(xs)[:, None]).to(torch.float32)
-    return Source(_scaled(pixels, centred=True), torch.from_numpy(np.concatenate(ys).astype(np.int64)), None, name)
-
-
-def _idx(folder: Path, name: str) -> NDArray[np.uint8]:
-    """An IDX file of bytes: two zeros, 8 for bytes, the number of axes, their lengths, the values."""
-    path = next(p for p in (folder / name, folder / f"{name}.gz") if p.exists() or p.suffix == ".gz")
-    with _reading(path):
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
-    axes = data[3] if len(data) > 3 else 0
-    shape = np.frombuffer(data[4 : 4 + 4 * axes], dtype=">u4").astype(np.int64)
-    if data[:3] != b"\0\0\x08" or not 1 <= axes <= 4 or len(shape) != axes or len(data) != 4 + 4 * axes + shape.prod():
-        raise CoterieError(f"'{path}' is no IDX file of bytes, or not all of it is there ({len(data)} bytes).")
-    return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * axes).reshape(tuple(shape.tolist())).copy()
-
-
-def femnist(folder: Path, writers: int = 20) -> Source:
-    """LEAF's FEMNIST by writers; the `writers` with most samples are kept, the first names among equals."""
-    kept: list[tuple[int, str, NDArray[np.float32], NDArray[np.int64]]] = []
-    for path in sorted(p for p in folder.rglob("*.json") if not p.name.startswith(".")):
-        with _reading(path):
-            found = json.loads(path.read_bytes())
-            for name, data in found["user_data"].items():
-                x, y = np.asarray(data["x"], dtype=np.float32), np.asarray(data["y"], dtype=np.int64)
-                if x.shape != (len(y), 784) or y.ndim != 1:
-                    raise CoterieError(f"'{path}': writer {name} has x of shape {list(x.shape)} for {len(y)} labels.")
-                kept.append((-len(y), name, x, y))
-        kept = sorted(kept, key=lambda one: one[:2])[:writers]
-    if not kept:
-        raise CoterieError(f"'{folder}' holds no writers.")
-    pixels = torch.from_numpy(np.concatenate([x for _, _, x, _ in kept]).reshape(-1, 1, 28, 28))
-    client = np.concatenate([np.full(len(y), name) for _, name, _, y in kept])
-    y = torch.from_numpy(np.concatenate([y for _, _, _, y in kept]))
-    return Source(pixels.sub_(0.5).div_(0.5), y, client, "femnist")
+    rows = torch.from_numpy(np.concatenate([some for _, some in kept]))
+    client = np.concatenate([np.full(len(some), name) for name, some in kept])
+    return Source(x[rows], y[rows], client, "femnist-by-class")
 
 
 _IDX = ("{}-images-idx3-ubyte", "{}-labels-idx1-ubyte")
 
 SETS: dict[str, Published] = {
-    "cifar10": Published(cifar10, ("cifar-10-batches-bin",), ("data_batch_1.bin", "data_batch_5.bin", "test_batch.bin"),
-                         "https://www.cs.toronto.edu/~kriz/cifar.html (binary version)"),
-    "cifar100": Published(cifar100, ("cifar-100-binary",), ("train.bin", "test.bin"),
-                          "https://www.cs.toronto.edu/~kriz/cifar.html (binary version)"),
+    "cifar10": Published(
+        cifar10, ("cifar-10-batches-bin", "cifar-10-batches-py"),
+        ("data_batch_1.bin|data_batch_1", "data_batch_5.bin|data_batch_5", "test_batch.bin|test_batch"),
+        "https://www.cs.toronto.edu/~kriz/cifar.html"),
+    "cifar100": Published(
+        cifar100, ("cifar-100-binary", "cifar-100-python"), ("train.bin|train", "test.bin|test"),
+        "https://www.cs.toronto.edu/~kriz/cifar.html"),
     "tinyimagenet": Published(tinyimagenet, ("tiny-imagenet-200",), ("train", "val/images", "val/val_annotations.txt"),
                               "http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
     "agnews": Published(agnews, ("ag_news_csv", "agnews"), ("train.csv", "test.csv"),
@@ -389,7 +352,8 @@ SETS: dict[str, Published] = {
     "femnist": Published(femnist, ("femnist/data/all_data", "femnist"), ("*.json",),
                          "https://github.com/TalwalkarLab/leaf, whose preprocess.sh makes data/all_data/*.json"),
     "femnist-by-class": Published(
-        femnist_by_class, ("emnist", "gzip"), tuple(f.format(f"emnist-byclass-{k}") for k in ("train", "test") for f in _IDX),
+        femnist_by_class, ("emnist", "gzip"),
+        tuple(f.format(f"emnist-byclass-{k}") for k in ("train", "test") for f in _IDX),
         "https://www.nist.gov/itl/products-and-services/emnist-dataset (gzip.zip)"),
     "mnist": Published(mnist, ("mnist", "MNIST/raw"), tuple(f.format(k) for k in ("train", "t10k") for f in _IDX),
                        "http://yann.lecun.com/exdb/mnist or its mirrors"),
