@@ -333,7 +333,9 @@ def _saved(folder: Path) -> tuple[Experiment, bool]:
     try:
         record = json.loads(path.read_text())
         return Experiment.of(record["experiment"], str(path)), bool(record["single"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as reason:
+    except CoterieError:
+        raise
+    except (ValueError, LookupError, TypeError, RecursionError) as reason:
         raise CoterieError(f"{path} is damaged: {reason}.") from reason
 
 

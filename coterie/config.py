@@ -132,7 +132,7 @@ def convert(value: Any, hint: Any, what: str) -> Any:
             raise ValueError
         if hint is float and not isinstance(value, bool):
             return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise CoterieError(f"{what} must be {_article(hint)}, not '{value}'.") from None
     if hint is str and not isinstance(value, str):
         raise CoterieError(f"{what} must be text, not '{value}'.")

@@ -57,10 +57,13 @@ class Experiment:
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the experiment") -> Experiment:
         """From plain values, e.g. a TOML file's; every unknown name suggests the nearest known one."""
+        table = values.get("training", {}) if isinstance(values, Mapping) else None
+        if not isinstance(values, Mapping) or not isinstance(table, Mapping):
+            raise CoterieError(f"{where} and its training must be tables of settings, not {table if values else values!r}.")
         given = dict(values)
         training = build(Training, given.pop("training", {}), "training")
         methods = given.pop("methods", ())
-        if isinstance(methods, str) or not all(isinstance(m, str) for m in methods):
+        if not isinstance(methods, list | tuple) or not all(isinstance(m, str) for m in methods):
             raise CoterieError(f"methods in {where} must be a list of names, not {methods!r}.")
         printed = given.pop("published", {})
         if not isinstance(printed, Mapping) or not all(isinstance(v, str | int | float) for v in printed.values()):

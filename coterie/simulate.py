@@ -355,6 +355,14 @@ class Simulation(Clients):
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """Go on from a snapshot."""
+        try:
+            self._restore(tensors, meta)
+        except CoterieError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as reason:
+            raise CoterieError(f"the checkpoint does not fit this run ({type(reason).__name__}: {reason}).") from reason
+
+    def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         if meta["layout"] != self.layout.digest:
             raise CoterieError(
                 f"the checkpoint holds another model (layout {meta['layout']}); this one has "
@@ -367,8 +375,13 @@ class Simulation(Clients):
             mine = {n[len(prefix) + 1 :]: t for n, t in tensors.items() if n.startswith(prefix + ".")}
             return serving.record_class(self.method, meta[prefix]).of(mine)
 
-        self.server = part("server").map(lambda t: t.to(self.device, copy=True))
-        self.own = part("own")
+        server, own = part("server"), part("own")
+        lost = sorted((self.server.tensors().keys() - server.tensors().keys())
+                      | (self.own.tensors().keys() ^ own.tensors().keys()))
+        if lost:
+            raise CoterieError(f"the checkpoint does not fit this run: {', '.join(lost)} is missing or too much.")
+        self.server = server.map(lambda t: t.to(self.device, copy=True))
+        self.own = own
         self._statistics = None
         if "buffers" in tensors:
             self._statistics = Store(self.population, self.device, self._states.place)

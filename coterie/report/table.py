@@ -66,12 +66,15 @@ class Line:
 def rows(results: Sequence[Result], when: When = "chosen") -> list[Line]:
     """One line for each stage and method: first all methods as served, then all as adapted."""
     runs = by_method(results)
-    return [
+    found = [
         _line(group, stage, when)
         for stage in ("served", "adapted")
         for group in runs.values()
         if all(stage in run.stages for run in group)
     ]
+    if not found:
+        raise CoterieError("there is no evaluation of the stage served or adapted to show.")
+    return found
 
 
 def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
