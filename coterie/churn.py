@@ -136,7 +136,7 @@ def with_times(federation: Federation, times: Mapping[str, Times], recipe: dict[
     for name, (arrives, leaves) in times.items():
         if name not in names:
             if name in federation.names:
-                raise CoterieError(f"client '{name}' is unseen, so it neither arrives nor leaves; churn is in training.")
+                raise CoterieError(f"client '{name}' is unseen, so it neither arrives nor leaves during training.")
             raise unknown("client in the churn", name, names)
         if not 0 <= arrives < leaves:
             raise CoterieError(f"client '{name}' leaves in round {leaves} but arrives in round {arrives}.")

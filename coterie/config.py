@@ -96,10 +96,15 @@ class Training:
         return self.lr
 
 
+_OPTIONS: dict[type[Any], dict[str, Any]] = {}  # resolving the hints of a class takes longer than all the rest
+
+
 def options(cls: type[Any]) -> dict[str, Any]:
     """The options of a dataclass: name -> type."""
-    hints = get_type_hints(cls)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+    if cls not in _OPTIONS:
+        hints = get_type_hints(cls)
+        _OPTIONS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+    return _OPTIONS[cls]
 
 
 def build(cls: type[T], values: Mapping[str, Any], kind: str) -> T:

@@ -24,8 +24,8 @@ class Experiment:
     """Everything that decides a result. `federation()`, `factory()` and `chosen()` build the parts."""
 
     data: str = "digits"
-    """`digits`, the path of a file or folder, with options as in `table.csv:label=species,client=site`, or the name of a
-    published set, whose files lie in `data_dir`."""
+    """`digits`, the path of a file or folder, with options as in `table.csv:label=species,client=site`, or the name of
+    a published set, whose files lie in `data_dir`."""
     data_dir: str = ""
     """The folder with the original files of a published set."""
     partition: str = ""
@@ -59,7 +59,7 @@ class Experiment:
         """From plain values, e.g. a TOML file's; every unknown name suggests the nearest known one."""
         table = values.get("training", {}) if isinstance(values, Mapping) else None
         if not isinstance(values, Mapping) or not isinstance(table, Mapping):
-            raise CoterieError(f"{where} and its training must be tables of settings, not {table if values else values!r}.")
+            raise CoterieError(f"{where} and its training must be tables of settings, not {values!r}.")
         given = dict(values)
         training = build(Training, given.pop("training", {}), "training")
         methods = given.pop("methods", ())
@@ -154,7 +154,7 @@ def read_toml(path: Path, depth: int = 0) -> dict[str, Any]:
     if base is None:
         return values
     if not isinstance(base, str) or depth > 3:
-        raise CoterieError(f"extends in {path} must be the name of one other file, at most four in a row, not {base!r}.")
+        raise CoterieError(f"extends in {path} must name one other file, at most four in a row, not {base!r}.")
     return _over(read_toml(path.parent / base, depth + 1), values)
 
 

@@ -96,9 +96,9 @@ class Folder:
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The checkpoint; lines that were written after it are cut off, because those rounds will be repeated."""
         tensors, meta = checkpoint.load(self.checkpoint)
-        lengths = meta.get("lengths")
-        whole = isinstance(lengths, dict) and all(isinstance(lengths.get(n), int) and lengths[n] >= 0 for n in RECORDS)
-        if not whole or not isinstance(meta.get("choices"), dict):
+        lengths = meta["lengths"] if isinstance(meta.get("lengths"), dict) else {}
+        known = all(isinstance(lengths.get(name), int) and lengths[name] >= 0 for name in RECORDS)
+        if not known or not isinstance(meta.get("choices"), dict):
             raise CoterieError(f"the checkpoint {self.checkpoint} is damaged: it does not say what belongs to it.")
         for name in RECORDS:
             try:

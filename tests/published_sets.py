@@ -72,7 +72,8 @@ def femnist(root, sizes=(9, 14, 6, 11, 12)):
     folder = root / "femnist" / "data" / "all_data"
     folder.mkdir(parents=True)
     for number, names in enumerate((list(data)[:3], list(data)[3:])):
-        part = {"users": names, "num_samples": [len(data[n]["y"]) for n in names], "user_data": {n: data[n] for n in names}}
+        part = {"users": names, "num_samples": [len(data[n]["y"]) for n in names],
+                "user_data": {n: data[n] for n in names}}
         (folder / f"all_data_{number}.json").write_text(json.dumps(part))
     return data
 
@@ -103,7 +104,8 @@ def flowers102(root, count=36, classes=3):
         picture(root / "flowers-102" / "jpg" / f"image_{k + 1:05d}.jpg", int(labels[k]) - 1, (50, 70))
     savemat(root / "flowers-102" / "imagelabels.mat", {"labels": labels[None].astype(np.uint8)})
     ids = np.arange(1, count + 1)
-    savemat(root / "flowers-102" / "setid.mat", {"trnid": ids[None, :10], "valid": ids[None, 10:20], "tstid": ids[None, 20:]})
+    sets = {"trnid": ids[None, :10], "valid": ids[None, 10:20], "tstid": ids[None, 20:]}
+    savemat(root / "flowers-102" / "setid.mat", sets)
     return labels
 
 
@@ -130,15 +132,17 @@ def fedisic2019(root, per=6, flamby=True):
     metadata += [(name, "", "", f"{where[:3]}_{k:07d}", "") for k, (name, where) in enumerate(zip(names, centre))]
     metadata += [("ISIC_9999999", "", "", "", "")]  # without a lesion's id nobody knows its centre
     _table(folder / "ISIC_2019_Training_Metadata.csv", metadata)
-    _table(folder / "HAM10000_metadata", [("lesion_id", "image_id", "dx", "dataset")] + [
-        (f"HAM_{k}", name, "nv", where[4:]) for k, (name, where) in enumerate(zip(names, centre)) if where[:3] == "HAM"])
+    both = zip(names, centre, strict=True)
+    ham = [(f"HAM_{name}", name, "nv", where[4:]) for name, where in both if where[:3] == "HAM"]
+    _table(folder / "HAM10000_metadata", [("lesion_id", "image_id", "dx", "dataset"), *ham])
     return names, centre
 
 
 def agnews(root, per=10):
     folder = root / "ag_news_csv"
     folder.mkdir(parents=True)
-    lines = [(k % 4 + 1, f"Title {k}, with 'quotes'", f'A "word" more; number {k % 4}. Fed (raises) rates!') for k in range(4 * per)]
+    lines = [(k % 4 + 1, f"Title {k}, with 'quotes'", f'A "word" more; number {k % 4}. Fed (raises) rates!')
+             for k in range(4 * per)]
     for name, part in (("train.csv", lines[: 3 * per]), ("test.csv", lines[3 * per :])):
         with (folder / name).open("w", newline="") as file:
             csv.writer(file, quoting=csv.QUOTE_ALL).writerows(part)

@@ -107,7 +107,7 @@ def test_a_newcomer_gets_what_an_unseen_client_would_get(tiny):
 
 
 def test_means_over_all_clients_stay_means_when_clients_arrive(tiny):
-    """SCAFFOLD's c is the mean of all c_i, FedDyn's s of all g_i and FedMTL's row of all models, also after arrivals."""
+    """SCAFFOLD's c is the mean of all c_i, FedDyn's s of all g_i, FedMTL's row of all models, also after arrivals."""
     for method, shared in (("scaffold", "control"), ("feddyn", "tilt"), ("fedmtl", "row")):
         sim = tiny.simulation(method, data=coming(tiny), rounds=4, participation=0.75)
         for t in range(1, 5):
@@ -175,7 +175,7 @@ def test_bad_recipes_are_sentences(tiny, spec, says):
 
 def test_a_schedule_that_leaves_nobody_is_refused_before_round_1(tiny):
     data = tiny.federation()
-    times = {name: (0, 3) for name in data.names}
+    times = dict.fromkeys(data.names, (0, 3))
     with pytest.raises(CoterieError, match="nobody is there in round 3"):
         tiny.simulation("fedavg", data=churn.with_times(data, times), rounds=5)
     tiny.simulation("fedavg", data=churn.with_times(data, times), rounds=2)  # over before
@@ -191,8 +191,8 @@ def test_the_records_of_a_run_with_churn(tmp_path):
     x, y = digits()
     dealt = partition("iid", y.numpy(), 8, seed=0)
     data = churn.scheduled(Federation.from_assignment(x, y, dealt), "random:rate=0.3,leave=0.02")
-    result = coterie.run("fedavg", model("linear", (1, 8, 8), 10), data, rounds=6, evaluate_every=2, folder=tmp_path / "run",
-                         device="cpu")
+    result = coterie.run("fedavg", model("linear", (1, 8, 8), 10), data, rounds=6, evaluate_every=2, device="cpu",
+                         folder=tmp_path / "run")
     folder = Folder(tmp_path / "run")
     config = folder.config()
     assert [a for a, _ in config["churn"]] == data.schedule[:, 0].tolist() == list(result.arrives)
@@ -230,9 +230,10 @@ def test_a_killed_run_with_churn_is_resumed_to_the_same_bits(tmp_path, monkeypat
             raise KeyboardInterrupt
         return (yield from original(self))
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Simulation, "rounding", dying)
+    monkeypatch.setattr(Simulation, "rounding", dying)
+    with pytest.raises(KeyboardInterrupt):
         coterie.run("fedper", factory, data, folder=tmp_path / "cut", **options)
+    monkeypatch.setattr(Simulation, "rounding", original)
     coterie.run("fedper", factory, data, folder=tmp_path / "cut", resume=True, **options)
     whole, cut = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "cut"))
     assert whole["rows_sha256"] == cut["rows_sha256"]

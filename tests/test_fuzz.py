@@ -26,8 +26,9 @@ from coterie.folder import Folder
 
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 50), st.sampled_from([10**30, -(10**30), 2**63]), st.floats(),
-    st.sampled_from(["", "0", "1", "-1", "0.5", "nan", "inf", "none", "true", "all", "1e400", "²", "a=b", "\0", "x" * 300]),
-    st.text(max_size=6), st.lists(st.integers(0, 3), max_size=2), st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.sampled_from(["", "0", "1", "-1", "0.5", "nan", "inf", "none", "true", "all", "1e400", "²", "a=b", "\0"]),
+    st.text(max_size=6), st.lists(st.integers(0, 3), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
 )
 
 
@@ -41,8 +42,9 @@ def survives(call, *given, **named):
     try:
         return call(*given, **named)
     except CoterieError as error:
-        assert str(error).strip()
-        return None
+        said = str(error)
+    assert said.strip()
+    return None
 
 
 @st.composite
@@ -53,8 +55,8 @@ def bent(draw, texts):
         start = draw(st.integers(0, len(text)))
         stop = min(len(text), start + draw(st.integers(0, 6)))
         piece = draw(st.one_of(
-            st.text(max_size=4), st.sampled_from(["=", ":", ",", "+", "nan", "-1", "1e999", "[", "]", '"', "\n", "#", "{}", "", ".", "é"]),
-            st.just(text[start:stop] * 2),
+            st.text(max_size=4), st.just(text[start:stop] * 2),
+            st.sampled_from(["=", ":", ",", "+", "nan", "-1", "1e999", "[", "]", '"', "\n", "#", "{}", "", ".", "é"]),
         ))
         text = text[:start] + piece + text[stop:]
     return text
@@ -81,7 +83,8 @@ def edited(draw, value):
     for _ in range(draw(st.integers(1, 2))):
         inner = value
         while isinstance(inner, (dict, list)) and inner:
-            key = draw(st.sampled_from(sorted(inner))) if isinstance(inner, dict) else draw(st.integers(0, len(inner) - 1))
+            keys = sorted(inner) if isinstance(inner, dict) else range(len(inner))
+            key = draw(st.sampled_from(keys))
             if isinstance(inner[key], (dict, list)) and inner[key] and draw(st.integers(0, 3)):
                 inner = inner[key]
                 continue
@@ -101,10 +104,10 @@ def edited(draw, value):
 # -- configurations ---------------------------------------------------------------------------------------------------
 
 PRESETS = [presets.text(name) for name in presets.names()[::9]]
-VALUES = [presets.load(name).record() for name in presets.names()[::9]]
+VALUES = [presets.load(name).record() for name in presets.names()[::25]]
 
 
-@fuzz(400)
+@fuzz(250)
 @given(st.data())
 def test_values_of_an_experiment(data):
     values = data.draw(edited(data.draw(st.sampled_from(VALUES))))
@@ -113,7 +116,7 @@ def test_values_of_an_experiment(data):
         assert Experiment.of(made.record()).record() == made.record() or made.training != made.training
 
 
-@fuzz(400)
+@fuzz(250)
 @given(text=bent(PRESETS))
 def test_the_text_of_a_preset(tmp_path, text):
     path = tmp_path / "one.toml"
@@ -123,17 +126,18 @@ def test_the_text_of_a_preset(tmp_path, text):
         survives(made.chosen)
 
 
-@fuzz(150)
+@fuzz(250)
 @given(content=spoiled([text.encode() for text in PRESETS]))
 def test_the_bytes_of_an_experiment_file(tmp_path, content):
     (tmp_path / "one.toml").write_bytes(content)
     survives(Experiment.read, tmp_path / "one.toml", released=True)
 
 
-METHODS = sorted({m for name in presets.names() for m in presets.load(name).methods}) + [
-    "pfedhn:pc,hidden=8", "fedavg+private:sigma=1.1,clip=1.0", "ifca:clustered=head", "fedper:personal=head+buffers", "mine.py:Mine",
+METHODS = [
+    *sorted({m for name in presets.names() for m in presets.load(name).methods}), "pfedhn:pc,hidden=8", "mine.py:Mine",
+    "fedavg+private:sigma=1.1,clip=1.0", "ifca:clustered=head", "fedper:personal=head+buffers",
 ]
-WORDS = ["lr=0.1", "rounds=5", "fedprox.mu=0.3", "models=5", "schedule=cosine", "participation=0.5", "seed=1", "fedfew.mu=0.1"]
+WORDS = ["lr=0.1", "rounds=5", "fedprox.mu=0.3", "server_lr=1", "schedule=cosine", "participation=0.5", "mu=0.1"]
 
 
 @fuzz(500)
@@ -145,21 +149,21 @@ def test_spellings_of_methods_and_aggregators(spec):
         assert again == made or "nan" in repr(made)
 
 
-@fuzz(400)
+@fuzz(200)
 @given(words=st.lists(bent(WORDS), min_size=1, max_size=3))
 def test_words_behind_set(words):
-    survives(with_settings, Experiment(methods=("fedprox", "fedfew", "fedavg+confree")), words)
+    survives(with_settings, Experiment(methods=("fedprox", "fedavg+confree")), words)
 
 
-@fuzz(300)
+@fuzz(500)
 @given(name=st.sampled_from([f.name for f in fields(Training)]), value=ODD)
 def test_training_options(name, value):
     survives(build, Training, {name: value}, "training")
 
 
-@fuzz(250)
-@given(spec=bent(["mlp:hidden=64,32", "linear:zeros=true", "cnn", "sensor:width=8,hidden=16", "textcnn:features=8,dropout=0.5",
-                  "fasttext:vocabulary=50", "resnet18:norm=group,groups=8", "mlp:dropout=0.2,hidden=8"]),
+@fuzz(120)
+@given(spec=bent(["mlp:hidden=64,32", "linear:zeros=true", "cnn", "sensor:width=8,hidden=16", "mlp:dropout=0.2",
+                  "textcnn:features=8,dropout=0.5", "fasttext:vocabulary=50", "resnet18:norm=group,groups=8"]),
        shape=st.sampled_from([(4,), (3, 32), (1, 16, 16), (3, 20, 20)]))
 def test_spellings_of_models(spec, shape):
     parsed = survives(parse_options, spec)
@@ -168,8 +172,9 @@ def test_spellings_of_models(spec, shape):
 
 
 @fuzz(300)
-@given(spec=bent(["dirichlet:alpha=0.5", "dirichlet:alpha=0.1,minimum=2,tries=20", "iid", "pathological:classes_per_client=2",
-                  "extended_dirichlet:classes_per_client=2,alpha=10", "pathological:classes_per_client=3,balanced=false", "natural"]),
+@given(spec=bent(["dirichlet:alpha=0.5", "dirichlet:alpha=0.1,minimum=2,tries=20", "iid", "natural",
+                  "pathological:classes_per_client=2", "pathological:classes_per_client=3,balanced=false",
+                  "extended_dirichlet:classes_per_client=2,alpha=10"]),
        clients=st.integers(-1, 8))
 def test_spellings_of_partitions(spec, clients):
     parsed = survives(parse_options, spec)
@@ -186,8 +191,8 @@ SCHEDULE = "client,arrives,leaves\n0,,4\n1,2,\n2,1,3\n"
 FOUR = Federation.from_clients([(np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 0, 1]))] * 4)
 
 
-@fuzz(250)
-@given(content=st.one_of(spoiled([SCHEDULE.encode()]), bent([SCHEDULE]).map(lambda t: t.encode("utf-8", "surrogatepass"))))
+@fuzz(300)
+@given(content=st.one_of(spoiled([SCHEDULE.encode()]), bent([SCHEDULE]).map(lambda t: t.encode(errors="replace"))))
 def test_churn_files(tmp_path, content):
     path = tmp_path / "churn.csv"
     path.write_bytes(content)
@@ -197,7 +202,7 @@ def test_churn_files(tmp_path, content):
         assert sorted(made.names) == sorted(FOUR.names)
 
 
-@fuzz(150)
+@fuzz(200)
 @given(spec=bent(["random:rate=0.1", "random:rate=0.5,leave=0.2,start=0.25,seed=3"]))
 def test_churn_recipes(spec):
     if not spec.endswith(".csv"):
@@ -214,8 +219,8 @@ def finished(tmp_path_factory):
     rng = np.random.default_rng(0)
     pairs = [(rng.standard_normal((8, 3)).astype(np.float32), np.arange(8) % 2) for _ in range(4)]
     federation = Federation.from_clients(pairs, unseen=1)
-    result = coterie.run("fedper", lambda: nn.Linear(3, 2), federation, folder=place / "run", rounds=2, evaluate_every=1,
-                         device="cpu", engine="loop")
+    options = {"rounds": 2, "evaluate_every": 1, "device": "cpu", "engine": "loop"}
+    result = coterie.run("fedper", lambda: nn.Linear(3, 2), federation, folder=place / "run", **options)
     experiment = {"single": True, "experiment": Experiment(methods=("fedper",)).record(), "command": ["coterie"]}
     (place / "run" / cli.EXPERIMENT).write_text(json.dumps(experiment))
     files = {path.name: path.read_bytes() for path in (place / "run").iterdir()}
@@ -244,7 +249,7 @@ def test_bytes_of_a_checkpoint(finished, tmp_path, data):
         survives(finished.simulation.restore, *found)
 
 
-@fuzz(300)
+@fuzz(200)
 @given(data=st.data())
 def test_the_header_of_a_checkpoint(finished, data):
     """Valid tensors with an edited header, some of them renamed, left out or of another shape."""
@@ -261,7 +266,7 @@ def test_the_header_of_a_checkpoint(finished, data):
     survives(finished.simulation.restore, tensors, changed)
 
 
-@fuzz(350)
+@fuzz(150)
 @given(data=st.data())
 def test_files_of_a_run_folder(finished, tmp_path, data):
     name = data.draw(st.sampled_from(["config.json", "metrics.jsonl", "clients.csv", "result.json", cli.EXPERIMENT]))

@@ -93,7 +93,7 @@ def _reading(path: Path) -> Iterator[None]:
 def _pictures(paths: Sequence[Path], size: int, centred: bool) -> Tensor:
     """`[N, 3, size, size]` float32, scaled by bilinear interpolation, from 0 to 1 or, `centred`, from -1 to 1.
 
-    They are read one after another into one tensor, which lies in a file where half of the free memory does not hold it.
+    They are read one after another into one tensor, which lies in a file where half of the free memory is not enough.
     """
     from PIL import Image
 
@@ -284,7 +284,7 @@ def words(text: str) -> list[str]:
     return re.sub(r"(['.,()!?])", r" \1 ", text).split()
 
 
-# -- digits, letters and small pictures ---------------------------------------------------------------------------------
+# -- digits, letters and small pictures --------------------------------------------------------------------------------
 
 
 def cifar10(folder: Path) -> Source:

@@ -68,16 +68,18 @@ def _toml(value: object) -> str:
 
 def markdown() -> str:
     """The table of docs/presets.md."""
-    lines = ["| preset | data | partition | clients | model | rounds | batch | lr | released program |", "|---" * 9 + "|"]
+    heads = "| preset | data | partition | clients | model | rounds | batch | lr | released program |"
+    lines = [heads, "|---" * 9 + "|"]
     for name in (n for n in names() if not n.endswith(RELEASED)):
         one, training = load(name), load(name).training
         dealt = one.partition or "natural"
         clients = "natural" if dealt == "natural" else str(one.clients)
         if training.participation < 1:
             clients += f", {training.participation:.0%} a round"
+        program = _differs(one, load(name + RELEASED)) if name + RELEASED in names() else "as the paper"
         lines.append(
             f"| `{name}` | {one.data} | {dealt} | {clients} | {one.model} | {training.rounds} | {training.batch} | "
-            f"{training.lr:g} | {_differs(one, load(name + RELEASED)) if name + RELEASED in names() else 'as the paper'} |"
+            f"{training.lr:g} | {program} |"
         )
     return "\n".join(lines) + "\n"
 

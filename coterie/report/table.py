@@ -161,9 +161,10 @@ def newcomers(results: Sequence[Result], stage: str = "served") -> Table | None:
     table.add_column("method", overflow="fold", max_width=36)
     for low, high in present:
         table.add_column(str(low) if low == high else f"{low}-{high}" if high else f"{low}+", justify="right")
-    for method, cells in found.items():
-        shown = [cells.get(span, NAN) for span in present]
-        table.add_row(escape(label_of(method, stage)), *(_number(100 * v, 1) if higher else _number(v, 3) for v in shown))
+    for method, by_span in found.items():
+        shown = [by_span.get(span, NAN) for span in present]
+        cells = [_number(100 * v, 1) if higher else _number(v, 3) for v in shown]
+        table.add_row(escape(label_of(method, stage)), *cells)
     return table
 
 
@@ -172,7 +173,8 @@ def by_age(runs: Sequence[Result], stage: str) -> dict[tuple[int, int], float]:
     points = [point for run in runs for e in run.history for point in since_arrival(e, run.arrives).get(stage, [])]
     found = {}
     for low, high in AGES:
-        inside = [(count, mean) for age, count, mean in points if low <= age and (age <= high or not high and low)]
+        last = high if high or not low else math.inf
+        inside = [(count, mean) for age, count, mean in points if low <= age <= last]
         if inside:
             found[low, high] = sum(n * mean for n, mean in inside) / sum(n for n, _ in inside)
     return found

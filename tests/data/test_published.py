@@ -112,8 +112,8 @@ def test_a_set_that_is_not_there_says_what_is_missing_and_where_it_is_from(tmp_p
         published.load(name, str(tmp_path))
     with pytest.raises(CoterieError, match="--data-dir"):
         published.load(name, "")
-    with pytest.raises(CoterieError, match="unknown option of|takes no options"):
-        made.WRITERS[name](tmp_path)
+    made.WRITERS[name](tmp_path)
+    with pytest.raises(CoterieError, match=r"unknown option of|takes no options"):
         published.load(name, str(tmp_path), sizes=3)
 
 
@@ -122,7 +122,8 @@ def shorten(path):
 
 
 @pytest.mark.parametrize(("name", "file", "spoil", "says"), [
-    ("cifar10", "cifar-10-batches-bin/data_batch_2.bin", shorten, "data_batch_2.bin .* no whole number of records of 3073"),
+    ("cifar10", "cifar-10-batches-bin/data_batch_2.bin", shorten,
+     "data_batch_2.bin .* no whole number of records of 3073"),
     ("mnist", "mnist/train-images-idx3-ubyte.gz", shorten, "train-images-idx3-ubyte.gz"),
     ("mnist", "mnist/t10k-labels-idx1-ubyte", shorten, "t10k-labels-idx1-ubyte"),
     ("femnist", "femnist/data/all_data/all_data_0.json", shorten, "all_data_0.json"),
@@ -132,12 +133,14 @@ def shorten(path):
      "line 1: class 'n9' has no folder"),
     ("kvasir", "kvasir-dataset-v2/polyps/polyps-1.jpg", lambda p: p.write_bytes(p.read_bytes()[:300]), "polyps-1.jpg'"),
     ("flowers102", "flowers-102/imagelabels.mat", shorten, "imagelabels.mat' cannot be read"),
-    ("flowers102", "flowers-102/jpg/image_00003.jpg", lambda p: p.unlink(), "image_00003.jpg' cannot be read: No such file"),
+    ("flowers102", "flowers-102/jpg/image_00003.jpg", lambda p: p.unlink(),
+     "image_00003.jpg' cannot be read: No such file"),
     ("fedisic2019", "isic2019/train_test_split", lambda p: p.write_text(p.read_text().replace("target", "class", 1)),
      "has no column 'target'"),
     ("fedisic2019", "isic2019/train_test_split", lambda p: p.write_text(p.read_text().replace(",4,4,", ",9,4,", 1)),
      "line 6: '9' is no whole number from 0 to 7"),
-    ("agnews", "ag_news_csv/test.csv", lambda p: p.write_text(p.read_text() + "7,a,b\n"), r"test.csv', line 11: expected a class"),
+    ("agnews", "ag_news_csv/test.csv", lambda p: p.write_text(p.read_text() + "7,a,b\n"),
+     r"test.csv', line 11: expected a class"),
 ])
 def test_damage_is_a_sentence_with_the_file(tmp_path, name, file, spoil, says):
     made.WRITERS[name](tmp_path)
