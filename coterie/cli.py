@@ -177,13 +177,14 @@ def data_command(
 
 @app.command("presets")
 def presets_command(
-    name: Annotated[str | None, typer.Argument(help="Print this one in full.")] = None, markdown: MarkdownOption = False
+    preset: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this one in full.")] = None,
+    markdown: MarkdownOption = False,
 ) -> None:
     """List the published experiments, or print one as a file that --config reads."""
     if markdown:
         print(presets.markdown(), end="")
     else:
-        print("\n".join(presets.listing()) if name is None else presets.text(name))
+        print("\n".join(presets.listing()) if preset is None else presets.text(preset))
 
 
 @app.command("methods")

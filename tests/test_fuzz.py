@@ -107,7 +107,7 @@ PRESETS = [presets.text(name) for name in presets.names()[::9]]
 VALUES = [presets.load(name).record() for name in presets.names()[::25]]
 
 
-@fuzz(250)
+@fuzz(200)
 @given(st.data())
 def test_values_of_an_experiment(data):
     values = data.draw(edited(data.draw(st.sampled_from(VALUES))))
@@ -116,7 +116,7 @@ def test_values_of_an_experiment(data):
         assert Experiment.of(made.record()).record() == made.record() or made.training != made.training
 
 
-@fuzz(250)
+@fuzz(200)
 @given(text=bent(PRESETS))
 def test_the_text_of_a_preset(tmp_path, text):
     path = tmp_path / "one.toml"
@@ -140,7 +140,7 @@ METHODS = [
 WORDS = ["lr=0.1", "rounds=5", "fedprox.mu=0.3", "server_lr=1", "schedule=cosine", "participation=0.5", "mu=0.1"]
 
 
-@fuzz(500)
+@fuzz(400)
 @given(spec=bent(METHODS))
 def test_spellings_of_methods_and_aggregators(spec):
     made = survives(registry.method, spec)
@@ -149,7 +149,7 @@ def test_spellings_of_methods_and_aggregators(spec):
         assert again == made or "nan" in repr(made)
 
 
-@fuzz(200)
+@fuzz(150)
 @given(words=st.lists(bent(WORDS), min_size=1, max_size=3))
 def test_words_behind_set(words):
     survives(with_settings, Experiment(methods=("fedprox", "fedavg+confree")), words)
@@ -161,7 +161,7 @@ def test_training_options(name, value):
     survives(build, Training, {name: value}, "training")
 
 
-@fuzz(120)
+@fuzz(50)
 @given(spec=bent(["mlp:hidden=64,32", "linear:zeros=true", "cnn", "sensor:width=8,hidden=16", "mlp:dropout=0.2",
                   "textcnn:features=8,dropout=0.5", "fasttext:vocabulary=50", "resnet18:norm=group,groups=8"]),
        shape=st.sampled_from([(4,), (3, 32), (1, 16, 16), (3, 20, 20)]))
@@ -171,7 +171,7 @@ def test_spellings_of_models(spec, shape):
         survives(models.model, parsed[0], shape, 3, **parsed[1])
 
 
-@fuzz(300)
+@fuzz(250)
 @given(spec=bent(["dirichlet:alpha=0.5", "dirichlet:alpha=0.1,minimum=2,tries=20", "iid", "natural",
                   "pathological:classes_per_client=2", "pathological:classes_per_client=3,balanced=false",
                   "extended_dirichlet:classes_per_client=2,alpha=10"]),
@@ -191,7 +191,7 @@ SCHEDULE = "client,arrives,leaves\n0,,4\n1,2,\n2,1,3\n"
 FOUR = Federation.from_clients([(np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 0, 1]))] * 4)
 
 
-@fuzz(300)
+@fuzz(250)
 @given(content=st.one_of(spoiled([SCHEDULE.encode()]), bent([SCHEDULE]).map(lambda t: t.encode(errors="replace"))))
 def test_churn_files(tmp_path, content):
     path = tmp_path / "churn.csv"
@@ -202,7 +202,7 @@ def test_churn_files(tmp_path, content):
         assert sorted(made.names) == sorted(FOUR.names)
 
 
-@fuzz(200)
+@fuzz(250)
 @given(spec=bent(["random:rate=0.1", "random:rate=0.5,leave=0.2,start=0.25,seed=3"]))
 def test_churn_recipes(spec):
     if not spec.endswith(".csv"):
@@ -249,7 +249,7 @@ def test_bytes_of_a_checkpoint(finished, tmp_path, data):
         survives(finished.simulation.restore, *found)
 
 
-@fuzz(200)
+@fuzz(150)
 @given(data=st.data())
 def test_the_header_of_a_checkpoint(finished, data):
     """Valid tensors with an edited header, some of them renamed, left out or of another shape."""
@@ -266,7 +266,7 @@ def test_the_header_of_a_checkpoint(finished, data):
     survives(finished.simulation.restore, tensors, changed)
 
 
-@fuzz(150)
+@fuzz(100)
 @given(data=st.data())
 def test_files_of_a_run_folder(finished, tmp_path, data):
     name = data.draw(st.sampled_from(["config.json", "metrics.jsonl", "clients.csv", "result.json", cli.EXPERIMENT]))
