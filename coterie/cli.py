@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -16,14 +17,15 @@ from rich.console import Console
 from rich.live import Live as Refreshed
 
 import coterie
-from coterie import registry, runs
+from coterie import presets, registry, runs
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
 from coterie.folder import Folder, environment
 from coterie.report import catalogue
 from coterie.report.progress import Live
-from coterie.report.table import by_method, comparison, to_csv, verdict
+from coterie.report.table import beside_paper, by_method, comparison, to_csv, verdict
 from coterie.report.table import markdown as as_markdown
+from coterie.report.table import newcomers as newcomers_table
 from coterie.result import Result
 
 DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
@@ -51,12 +53,19 @@ def top(
     pass
 
 
-DataOption = Annotated[str | None, typer.Option("--data", help="digits, or an .npz file with x, y and maybe client.")]
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", help="digits, or a file or folder: photos/, table.csv:label=species,client=site, ..."),
+]
 PartitionOption = Annotated[
     str | None,
     typer.Option("--partition", help="How to deal the data, e.g. dirichlet:alpha=0.1 or iid or natural."),
 ]
 ClientsOption = Annotated[int | None, typer.Option("--clients", help="Clients that train.")]
+ChurnOption = Annotated[
+    str | None,
+    typer.Option("--churn", help="Clients come and go: random:rate=0.1, or a csv with client,arrives,leaves."),
+]
 UnseenOption = Annotated[int | None, typer.Option("--unseen", help="Further clients kept out of training.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="mlp, cnn, ...; with options: mlp:hidden=64,32")]
 HeadOption = Annotated[str | None, typer.Option("--head", help="The layer that makes the scores.")]
@@ -64,6 +73,12 @@ RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communicatio
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="name=value, repeatable: a training option (lr, ...) or a method's (fedprox.mu)."),
+]
+PresetOption = Annotated[
+    str | None, typer.Option("--preset", help="A published experiment, e.g. fedfew/cifar100-dirichlet-20.")
+]
+DataDirOption = Annotated[
+    str | None, typer.Option("--data-dir", help="The folder with the original files of a published data set.")
 ]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file with the whole experiment.")]
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown, ready to paste into a document.")]
@@ -76,12 +91,13 @@ def run_command(
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Names every stream of randomness.")] = None,
-    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+    settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None,
 ) -> None:
     """Train one method and score every client."""
     extra = [f"seed={seed}"] if seed is not None else []
     experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, [*extra, *(settings or [])],
-                             (method,) if method else ())
+                             (method,) if method else (), churn=churn, preset=preset, data_dir=data_dir)
     if len(experiment.methods) != 1:
         named = ", ".join(experiment.methods) or "none is named"
         raise CoterieError(f"run trains one method ({named}); `coterie methods` lists them, compare takes several.")
@@ -100,11 +116,13 @@ def compare_command(
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds.")] = None,
-    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+    settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None,
 ) -> None:
     """Train several methods on the same federation and print one table."""
     experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, settings or [],
-                             (*(named or ()), *(methods or ())), DEFAULT_METHODS)
+                             (*(named or ()), *(methods or ())), DEFAULT_METHODS, churn=churn, preset=preset,
+                             data_dir=data_dir)
     if seeds is not None:
         experiment = Experiment.of({**experiment.record(), "seeds": seeds})
     _go_on(experiment, out or _fresh_folder("compare"), single=False, resume=False)
@@ -138,23 +156,37 @@ def show_command(
     if markdown:
         print(as_markdown(results), end="")
     else:
-        _print(results)
+        _print(results, experiment.published)
 
 
 @app.command("data")
 def data_command(
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
-    unseen: UnseenOption = None, config: ConfigOption = None,
+    unseen: UnseenOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    data_dir: DataDirOption = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw who holds which class to this file.")] = None,
 ) -> None:
     """Show how the data lie over the clients."""
-    experiment = _experiment(config, data, partition, clients, unseen, None, None, None, [], ())
+    experiment = _experiment(config, data, partition, clients, unseen, None, None, None, [], (), preset=preset,
+                             data_dir=data_dir)
     federation = experiment.federation()
     console.print(federation.summary(), markup=False, highlight=False)
     if picture is not None:
         from coterie.report.bubbles import bubbles  # with matplotlib, which takes a second
 
         console.print(f"picture: {bubbles(federation, picture)}")
+
+
+@app.command("presets")
+def presets_command(
+    preset: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this one in full.")] = None,
+    markdown: MarkdownOption = False,
+) -> None:
+    """List the published experiments, or print one as a file that --config reads."""
+    if markdown:
+        print(presets.markdown(), end="")
+    else:
+        print("\n".join(presets.listing()) if preset is None else presets.text(preset))
 
 
 @app.command("methods")
@@ -310,11 +342,16 @@ def status_command(
 def _experiment(
     config: Path | None, data: str | None, partition: str | None, clients: int | None, unseen: int | None,
     model: str | None, head: str | None, rounds: int | None, settings: list[str], methods: tuple[str, ...],
-    default_methods: tuple[str, ...] = (),
+    default_methods: tuple[str, ...] = (), churn: str | None = None, preset: str | None = None,
+    data_dir: str | None = None,
 ) -> Experiment:
-    """The file's experiment, overridden by what the command line says."""
-    base = Experiment.read(config) if config is not None else Experiment()
-    given = {"data": data, "partition": partition, "clients": clients, "unseen": unseen, "model": model, "head": head}
+    """The file's or the preset's experiment, overridden by what the command line says."""
+    if config is not None and preset is not None:
+        raise CoterieError("--config and --preset both name a whole experiment; use one of them.")
+    base = Experiment() if config is None else Experiment.read(config)
+    base = base if preset is None else presets.load(preset)
+    given = {"data": data, "partition": partition, "clients": clients, "unseen": unseen, "model": model, "head": head,
+             "churn": churn, "data_dir": data_dir}
     changed = {name: value for name, value in given.items() if value is not None}
     base = Experiment.of({**base.record(), **changed}, "the command line")
     base = replace(base, methods=registry.expand(methods or base.methods or default_methods))
@@ -325,6 +362,8 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
     """Build the parts, run what is left of the experiment, print and draw."""
     chosen = experiment.chosen()
     federation = experiment.federation()
+    for note in federation.recipe.get("notes", ()):
+        print(f"coterie: {note}", file=sys.stderr)
     factory = experiment.factory(federation)
     training = {f.name: getattr(experiment.training, f.name) for f in fields(experiment.training)}
     if not resume:
@@ -345,13 +384,15 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
                                    resume=resume, head=experiment.head, **training)
     from coterie.report.bubbles import bubbles
     from coterie.report.conflicts import conflicts, opposed
-    from coterie.report.plots import picture
+    from coterie.report.plots import newcomers, picture
 
-    _print(results)
+    _print(results, experiment.published)
     to_csv(results, folder / "comparison.csv")
     drawn = [picture(results, folder / "picture.png"), bubbles(federation, folder / "clients.png")]
     if any(len(opposed(group)[0]) for group in by_method(results).values()):
         drawn.append(conflicts(results, folder / "conflicts.png"))
+    if any(result.arrives for result in results):
+        drawn.append(newcomers(results, folder / "newcomers.png"))
     console.print(f"pictures: {', '.join(map(str, drawn))}")
     console.print(f"run folder: {folder}")
 
@@ -374,7 +415,9 @@ def _saved(folder: Path) -> tuple[Experiment, bool]:
     try:
         record = json.loads(path.read_text())
         return Experiment.of(record["experiment"], str(path)), bool(record["single"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as reason:
+    except CoterieError:
+        raise
+    except (ValueError, LookupError, TypeError, RecursionError) as reason:
         raise CoterieError(f"{path} is damaged: {reason}.") from reason
 
 
@@ -396,9 +439,13 @@ def _wide() -> Console:
     return console if console.is_terminal else Console(width=max(console.width, 118))
 
 
-def _print(results: list[Result]) -> None:
+def _print(results: list[Result], printed: Mapping[str, str]) -> None:
     wide = _wide()
     wide.print(comparison(results))
+    if (beside := beside_paper(results, printed)) is not None:
+        wide.print(beside)
+    if (arrived := newcomers_table(results)) is not None:
+        wide.print(arrived)
     if len({result.method for result in results}) > 1:
         wide.print(verdict(results), highlight=False)
 

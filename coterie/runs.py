@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie import checkpoint, registry, server
+from coterie.churn import NEVER
 from coterie.config import Training, build
 from coterie.data import Federation
 from coterie.evaluate import Evaluation, validation_score
@@ -127,7 +128,7 @@ def check(
         if number == 0 or one.aggregator.private:
             Simulation(one, model, federation, build(Training, training, "training"), head, loss)
         else:
-            server.check(one, federation.population, Simulation.layout_of(one, model, head))
+            server.check(one, federation.arrived(0), Simulation.layout_of(one, model, head))
 
 
 def with_baselines(methods: Sequence[Method]) -> list[Method]:
@@ -190,7 +191,7 @@ class _Driver:
         result = Result(
             self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
             sum(r["seconds"] for r in self.rounds), simulation.method.published, simulation.federation.names,
-            self.folder.path if self.folder else None, simulation,
+            self.folder.path if self.folder else None, simulation, _arrivals(simulation.federation),
         )
         if self.folder is not None:
             rows = checkpoint.digest(simulation.snapshot(copies=False)[0])
@@ -215,7 +216,7 @@ class _Driver:
     def _evaluate(self) -> Work[None]:
         self.history.append((yield from self.simulation.evaluating()))
         if self.folder is not None:
-            self.folder.append_evaluation(self.history[-1])
+            self.folder.append_evaluation(self.history[-1], _arrivals(self.simulation.federation))
         self._tell()
 
     def _tell(self) -> None:
@@ -240,12 +241,18 @@ class _Driver:
         return len(scores) - 1 - best >= self.training.patience
 
 
+def _arrivals(federation: Federation) -> tuple[int, ...]:
+    return () if federation.schedule is None else tuple(federation.schedule[:, 0].tolist())
+
+
 def _config(method: Method, simulation: Simulation, head: str | None) -> dict[str, Any]:
+    schedule = simulation.federation.schedule
+    churn = {} if schedule is None else {"churn": [[a, None if b == NEVER else b] for a, b in schedule.tolist()]}
     return {
         "method": registry.spelling(method), "published": method.published, "training": asdict(simulation.training),
         "federation": simulation.federation.recipe, "clients": list(simulation.federation.names),
         "population": simulation.population, "columns": simulation.layout.size, "head": head,
-        "choices": simulation.choices,
+        "choices": simulation.choices, **churn,
     }
 
 

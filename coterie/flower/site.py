@@ -48,14 +48,17 @@ def join(
     name: str, data: str | Path, home: str | Path, device: str = "auto", val: float = 0.1, test: float = 0.25,
     seed: int = 0,
 ) -> Site:
-    """The site `name` with the samples of a file; a share of them is held back for validation and for testing."""
+    """The site `name` with the samples of a file, which is spelled as for --data.
+
+    A share of them is held back for validation and for testing; a split that the data bring is kept.
+    """
     checked_name("a site", name)
 
     def read(job: Job) -> Federation:
         source = load(data)
-        return Federation.from_clients(
-            [(source.x, source.y)], val=val, test=test, seed=seed, classes=job.classes, names=[name],
-            recipe={"data": str(data)},
+        return Federation.from_assignment(
+            source.x, source.y, [np.arange(len(source.x))], val=val, test=test, seed=seed, classes=job.classes,
+            names=[name], recipe={"data": str(data)}, given=source.split,
         )
 
     return Site(name, read, Path(home), device)
