@@ -20,12 +20,12 @@ from coterie.engine import memory
 from coterie.models import model
 from coterie.simulate import Simulation
 
-LIMIT = 24 << 20
-SIZE = 32 << 20
+LIMIT = 28 << 20
+SIZE = 36 << 20
 FORMATS = ("npz", "compressed", "images", "csv", "parquet", "hub", "bin", "cifar", "idx", "leaf", "pfllib")
 
 READ = """
-import ctypes, json, resource, sys
+import gc, json, os, resource, sys
 import numpy as np, pyarrow.parquet, datasets, torch
 from PIL import Image
 from pathlib import Path
@@ -42,36 +42,47 @@ def used():
     return int(next(l for l in open("/proc/self/status") if l.startswith("VmData")).split()[1]) << 10
 
 
-def limited(bytes):
-    ctypes.CDLL(None).malloc_trim(0)  # freed memory that the process still holds would come on top of the limit
-    resource.setrlimit(resource.RLIMIT_DATA, (bytes and used() + bytes or -1, -1))
-
-
-for name in ("small", "large"):  # the small ones make the libraries take what they need anyway
-    for folder in sorted((root / name).iterdir()):
-        path = next(folder.iterdir())
-        limited(LIMIT if name == "large" else 0)
+def told(name, limit, work):
+    """What some work says in a process of its own that may take `limit` bytes more than it has."""
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
         try:
-            source = load(path, **how.get(folder.name, {}))
-            told = [len(source.x), memory.is_mapped(source.x), int(source.y.sum()), float(source.x[-1].double().mean())]
-        except Exception as error:
-            told = repr(error)
-        if name == "large":
-            print(json.dumps([folder.name, told]), flush=True)
-limited(LIMIT)
-try:
-    np.load(root / "large" / "npz" / "d.npz")["x"]
-except MemoryError:
-    print(json.dumps(["plain", "MemoryError"]))
-limited(4 * LIMIT)
-source = load(root / "large" / "bin" / "cifar-10-batches-bin")
-size = source.x.numel() * 4
-owned = np.array_split(np.arange(len(source.x)), 4)
-federation = Federation.from_assignment(source.x, source.y, owned)
-del source
-model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 4))
-losses = run("fedavg", model, federation, rounds=1, batch=20).at("served").test["loss"]
-print(json.dumps(["trained", [size > 4 * LIMIT, memory.is_mapped(federation.x), len(losses)]]))
+            resource.setrlimit(resource.RLIMIT_DATA, (used() + limit, used() + limit))
+            answer = work()
+        except BaseException as error:
+            answer = repr(error)
+        print(json.dumps([name, answer]), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def read(folder):
+    source = load(next(folder.iterdir()), **how.get(folder.name, {}))
+    return [len(source.x), memory.is_mapped(source.x), int(source.y.sum()), float(source.x[-1].double().mean())]
+
+
+def plain():
+    return len(np.load(root / "large" / "npz" / "d.npz")["x"])
+
+
+def trained():
+    source = load(root / "large" / "bin" / "cifar-10-batches-bin")
+    size = source.x.numel() * 4
+    owned = np.array_split(np.arange(len(source.x)), 4)
+    federation = Federation.from_assignment(source.x, source.y, owned)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 4))
+    losses = run("fedavg", model, federation, rounds=1, batch=20).at("served").test["loss"]
+    return [size > 4 * LIMIT, memory.is_mapped(federation.x), len(losses)]
+
+
+for folder in sorted((root / "small").iterdir()):  # the libraries take what they need anyway
+    read(folder)
+gc.collect()
+for folder in sorted((root / "large").iterdir()):
+    told(folder.name, LIMIT, lambda: read(folder))
+told("plain", LIMIT, plain)
+told("trained", 4 * LIMIT, trained)
 """
 
 
@@ -175,7 +186,7 @@ def test_a_file_larger_than_the_memory_limit(name, read):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not keep RLIMIT_DATA")
 def test_the_limit_is_one(read):
     """Reading the same file whole does not fit, so the limit of these tests is real."""
-    assert read[1]["plain"] == "MemoryError"
+    assert "MemoryError" in read[1]["plain"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not keep RLIMIT_DATA")
