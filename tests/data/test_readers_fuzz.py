@@ -51,9 +51,14 @@ def outcome(path, **options):
     try:
         source = load(path, **options)
     except CoterieError as error:
-        assert str(error)
-        assert "\n" not in str(error)
-        return None
+        said = str(error)
+    else:
+        return checked(source)
+    assert said
+    assert "\n" not in said
+
+
+def checked(source):
     n = len(source.x)
     assert n == len(source.y) > 0
     assert source.x.ndim >= 2
@@ -65,7 +70,6 @@ def outcome(path, **options):
     assert source.split is None or (len(source.split) == n and set(source.split.tolist()) <= {0, 1, 2})
     if source.classes is not None:
         assert int(source.y.max()) < len(source.classes)
-    return source
 
 
 @st.composite

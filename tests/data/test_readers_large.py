@@ -43,7 +43,7 @@ def used():
 
 
 def told(name, limit, work):
-    """What some work says in a process of its own that may take `limit` bytes more than it has."""
+    # the work runs in a process of its own that may take `limit` bytes more than it has
     sys.stdout.flush()
     child = os.fork()
     if not child:
