@@ -117,7 +117,8 @@ def write(folder: Path, size: int) -> dict[str, tuple[int, int, float]]:
     with (folder / "csv" / "t.csv").open("w") as file:
         file.write("said,label\n")
         file.writelines(f"{s},{y}\n" for s, y in zip(rows["said"], rows["label"], strict=True))
-    parquet.write_table(pa.table(rows), folder / "parquet" / "t.parquet", compression="none", use_dictionary=False)
+    parquet.write_table(pa.table(rows), folder / "parquet" / "t.parquet", compression="none", use_dictionary=False,
+                        write_batch_size=64)  # pages of 1 MB; by default they hold at least 1024 rows
     datasets.Dataset.from_dict(rows).save_to_disk(str(folder / "hub" / "saved"))
     found["csv"] = found["parquet"] = found["hub"] = (n, n // 2, float(length))
     del rows
@@ -143,11 +144,11 @@ def write(folder: Path, size: int) -> dict[str, tuple[int, int, float]]:
     found["idx"] = (n, n // 2, 1.0)
 
     users = max(size // 400_000, 1)
-    sample = "[" + ", ".join(["0.5"] * 1000) + "]"
-    one = f'{{"x": [{", ".join([sample] * 80)}], "y": {[1] * 80}}}'
+    sample = "[" + ", ".join(["0.5" + "0" * 15] * 1000) + "]"  # 20 characters a number
+    one = f'{{"x": [{", ".join([sample] * 20)}], "y": {[1] * 20}}}'
     (folder / "leaf" / "data.json").write_text(
         '{"user_data": {' + ", ".join(f'"u{k}": {one}' for k in range(users)) + "}}")
-    found["leaf"] = (80 * users, 80 * users, 0.5)
+    found["leaf"] = (20 * users, 20 * users, 0.5)
 
     root = folder / "pfllib" / "Set"
     for part in ("train", "test"):
