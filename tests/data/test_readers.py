@@ -591,6 +591,15 @@ def test_unknown_things_are_sentences(tmp_path):
     assert "digits has no options" in refused("digits:skip=true")
 
 
+@pytest.mark.parametrize(("write", "module", "extra"), [(write_images, "PIL", "images"),
+                                                        (write_parquet, "pyarrow.parquet", "tables"),
+                                                        (write_hub, "datasets", "hub")])
+def test_a_missing_library_is_named_with_what_to_type(write, module, extra, tmp_path, monkeypatch):
+    path = write(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert f"pip install 'coterie[{extra}]'" in refused(path)
+
+
 def test_the_command_line_reports_before_training(tmp_path, monkeypatch, capsys):
     root = write_images(tmp_path)
     (root / "bob" / "dog" / "1.png").write_bytes(b"junk")
