@@ -467,7 +467,7 @@ def _check_finite(data: Tensor, what: str, bounds: Ints, names: Sequence[str]) -
         return
     # Block by block: the mask of a whole image set would be another large array.
     for name, (start, _, _, stop) in zip(names, bounds, strict=True):
-        rows = max(1, 16 * memory.BLOCK // max(data[0].numel(), 1))
+        rows = max(1, memory.BLOCK // max(data[0].numel(), 1))
         bad = sum(int((~torch.isfinite(data[k : min(k + rows, stop)])).sum()) for k in range(start, stop, rows))
         if bad:
             raise CoterieError(f"client {name} has {bad} NaN or infinite value(s) in {what}")

@@ -20,7 +20,7 @@ from coterie.errors import CoterieError
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # glibc's names for mallopt's first argument
 OFF = "COTERIE_KEEP_MEMORY"
-BLOCK = 1 << 20
+BLOCK = 1 << 19
 """Values that are read, moved or converted at a time where the data may be larger than memory."""
 
 

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from data_files import (
     write_pfllib,
 )
 
+from coterie.cli import main
 from coterie.data import Federation, load
 from coterie.data.readers import find, pickles
 from coterie.errors import CoterieError
@@ -67,7 +67,7 @@ def test_the_format_is_found(write, kind, tmp_path):
 
 
 def test_npz_brings_clients_and_a_split(tmp_path):
-    np.savez_compressed(tmp_path / "d.npz", x=np.eye(4), y=np.array(["b", "a", "b", "a"]), client=np.array([7, 7, 3, 3]),
+    np.savez_compressed(tmp_path / "d.npz", x=np.eye(4), y=np.array(list("baba")), client=np.array([7, 7, 3, 3]),
                         split=np.array(["train", "test", "train", "train"]))
     source = load(tmp_path / "d.npz")
     assert torch.equal(source.x, torch.eye(4, dtype=torch.float64))
@@ -270,7 +270,7 @@ def test_text_is_numbered_by_a_hash_of_its_words(tmp_path):
     no, stop, again, *padding = source.x[1].tolist()
     assert len({good, day, comma, sir, mark, no, stop}) == 7
     assert (no, rest, padding) == (again, 0, [0, 0, 0])  # case does not matter; texts are filled up with 0
-    assert 0 < source.x[0, :5].min()
+    assert source.x[0, :5].min() > 0
     assert source.x.max() < 32_000  # the vocabulary of the text models
     assert load(write_parquet(tmp_path, TALK), text="said", length=6).x.tolist() == source.x.tolist()
 
@@ -497,7 +497,7 @@ def test_damaged_leaf(tmp_path):
     (root / "train" / "all_data_1.json").write_text(json.dumps(leaf_json(["f02"])))
     said = refused(root)
     for part in (
-        "1 clients have unequal numbers of samples and labels (client f00: 1): f00 (train/all_data_0.json: 3 samples, 1",
+        "clients have unequal numbers of samples and labels (client f00: 1): f00 (train/all_data_0.json: 3 samples, 1",
         "1 clients have unusable samples (client f01: 1)",
         "f02 (train/all_data_0.json: 3 instead of 9)",
         "clients appear twice: f02 (train/all_data_0.json and train/all_data_1.json)",
@@ -591,15 +591,30 @@ def test_unknown_things_are_sentences(tmp_path):
     assert "digits has no options" in refused("digits:skip=true")
 
 
-def test_the_command_line_reports_before_training(tmp_path):
+@pytest.mark.parametrize(("write", "module", "extra"), [(write_images, "PIL", "images"),
+                                                        (write_parquet, "pyarrow.parquet", "tables"),
+                                                        (write_hub, "datasets", "hub")])
+def test_a_missing_library_is_named_with_what_to_type(write, module, extra, tmp_path, monkeypatch):
+    path = write(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert f"pip install 'coterie[{extra}]'" in refused(path)
+
+
+def test_the_command_line_reports_before_training(tmp_path, monkeypatch, capsys):
     root = write_images(tmp_path)
     (root / "bob" / "dog" / "1.png").write_bytes(b"junk")
-    call = [sys.executable, "-m", "coterie", "run", "fedavg", "--rounds", "1", "--model", "linear", "--data"]
-    bad = subprocess.run([*call, str(root), "--out", "bad"], cwd=tmp_path, capture_output=True, text=True)
-    assert bad.returncode == 2
-    assert bad.stderr.startswith("coterie: photos cannot be used as it is. 1 of 8 files cannot be read (client bob: 1): "
-                                 "bob/dog/1.png (no image).")
+    monkeypatch.chdir(tmp_path)
+    words = ["coterie", "run", "fedavg", "--rounds", "1", "--model", "linear", "--data"]
+    monkeypatch.setattr(sys, "argv", [*words, str(root), "--out", "bad"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith(
+        "coterie: photos cannot be used as it is. 1 of 8 files cannot be read (client bob: 1): bob/dog/1.png (no image)"
+    )
     assert not (tmp_path / "bad").exists()
-    good = subprocess.run([*call, f"{root}:skip=true", "--out", "good"], cwd=tmp_path, capture_output=True, text=True)
-    assert good.returncode == 0, good.stderr
-    assert "left out: 1 of 8 files cannot be read (client bob: 1)" in good.stderr
+    monkeypatch.setattr(sys, "argv", [*words, f"{root}:skip=true", "--out", "good"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert not stopped.value.code
+    assert "left out: 1 of 8 files cannot be read (client bob: 1)" in capsys.readouterr().err

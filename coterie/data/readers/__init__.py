@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -40,15 +41,22 @@ def read(data: Any, options: Mapping[str, Any]) -> Source:
     if name is not None and name not in READERS:
         raise unknown("format", str(name), READERS)
     reader = READERS[name or find(data, given)]
-    hints = get_type_hints(reader)
-    known = [p for p, spec in inspect.signature(reader).parameters.items() if spec.kind is spec.KEYWORD_ONLY]
+    hints = _options(reader)
     for option in given:
-        if option not in known:
-            raise unknown(f"option of {reader.__name__} data", option, known)
+        if option not in hints:
+            raise unknown(f"option of {reader.__name__} data", option, hints)
     values = {option: value if callable(value) else convert(_text(value, hints[option]), hints[option],
                                                             f"{reader.__name__}'s {option}")
               for option, value in given.items()}
     return reader(data, **values)
+
+
+@cache
+def _options(reader: Callable[..., Source]) -> dict[str, Any]:
+    """A reader's options and their types."""
+    hints = get_type_hints(reader)
+    named = inspect.signature(reader).parameters.items()
+    return {name: hints[name] for name, spec in named if spec.kind is spec.KEYWORD_ONLY}
 
 
 def _text(value: Any, hint: Any) -> Any:

@@ -13,12 +13,11 @@ import numpy as np
 
 from coterie.data.readers.images import Colour, Picture, Seen, decoded, look, sides
 from coterie.data.readers.pieces import SPLIT_WORDS, Problems, Source, collect, names, reading
-from coterie.data.readers.tables import CLIENT, SPLIT, Roles, Rows, arrow, encode
+from coterie.data.readers.tables import CLIENT, SPLIT, Roles, Rows, arrow, block_rows, encode
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
 from coterie.errors import CoterieError, unknown
 
 LIBRARY = "Hugging Face data sets need the package datasets; install it with: pip install 'coterie[hub]'"
-ROWS = 256
 
 
 class _Part(NamedTuple):
@@ -133,10 +132,11 @@ def _blocks(part: _Part, columns: list[str] | None = None) -> Iterator[tuple[int
     """(first row, arrow table of some rows)."""
     with reading(part.where, "a Hugging Face data set"):
         held = part.data if columns is None else part.data.select_columns(columns)
+        rows = block_rows(len(held.data), held.data.nbytes, len(held.features))
         held = held.with_format("arrow")
-    for first in range(0, len(held), ROWS):
+    for first in range(0, len(held), rows):
         with reading(part.where, "a Hugging Face data set"):
-            block = held[first : first + ROWS]
+            block = held[first : first + rows]
             block.validate(full=True)
         yield first, block
 

@@ -136,6 +136,10 @@ class _Member:
 
     def _array(self, data: bytes, shape: tuple[int, ...]) -> Array:
         flat = np.frombuffer(bytearray(data), self.dtype)
+        if self.dtype.kind == "U":
+            codes = flat.view(np.dtype(np.uint32).newbyteorder(self.dtype.byteorder))
+            if ((codes > 0x10FFFF) | ((codes >= 0xD800) & (codes < 0xE000))).any():
+                raise ValueError("a text that is none")
         return flat.reshape(shape, order="F" if self.fortran else "C").astype(self.dtype.newbyteorder("="), copy=False)
 
 

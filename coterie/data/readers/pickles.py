@@ -122,7 +122,7 @@ class _Unpickler(_Slow):  # type: ignore[misc]
 
 def loads(data: bytes) -> Any:
     """The value in a pickle: numbers, text, lists, tuples, dictionaries and numpy arrays of them."""
-    return _plain(_Unpickler(io.BytesIO(data), encoding="latin-1").load(), 0)
+    return _plain(_Unpickler(io.BytesIO(data), encoding="bytes").load(), 0)
 
 
 def _plain(value: Any, depth: int) -> Any:

@@ -29,8 +29,8 @@ from coterie.data.readers.pieces import (
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer, tokenizer_of
 from coterie.errors import CoterieError, unknown
 
-ROWS = 4096
-"""Rows read at a time."""
+CELLS, CHARACTERS = 1 << 15, 1 << 21
+"""A block of rows ends when it has so many cells, or so much text."""
 CATEGORIES = 100
 """Most different values of a column that is encoded by categories."""
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
@@ -458,7 +458,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str], list[list[str]]]]:
         if twice := [column for column, count in Counter(columns).items() if count > 1]:
             raise ValueError(f"two columns are called '{twice[0]}'")
         held: list[list[str]] = []
-        first = number = 0
+        first = number = size = 0
         for line in lines:
             if not line:
                 continue
@@ -466,9 +466,10 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str], list[list[str]]]]:
             if len(line) != len(columns):
                 raise ValueError(f"row {number} has {len(line)} values, the header {len(columns)}")
             held.append(line)
-            if len(held) * len(columns) >= ROWS * 8:
+            size += sum(map(len, line))
+            if len(held) * len(columns) >= CELLS or size >= CHARACTERS:
                 yield first + 1, columns, held
-                first, held = number, []
+                first, held, size = number, [], 0
         if held:
             yield first + 1, columns, held
 
@@ -480,10 +481,22 @@ def _parquet(path: Path) -> Iterator[Rows]:
         raise CoterieError(LIBRARY) from error
     with reading(path, "a parquet file"), parquet.ParquetFile(path, memory_map=True) as file:
         first = 1
-        for batch in file.iter_batches(batch_size=ROWS):
+        for batch in file.iter_batches(batch_size=_rows(file.metadata), use_threads=False):
             batch.validate(full=True)
             yield Rows(path.name, first, {n: arrow(c, n) for n, c in zip(batch.schema.names, batch.columns)})
             first += len(batch)
+
+
+def _rows(metadata: Any) -> int:
+    """How many rows of a parquet file make a block."""
+    groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+    total, size = sum(g.num_rows for g in groups), sum(g.total_byte_size for g in groups)
+    return block_rows(total, size, metadata.num_columns)
+
+
+def block_rows(rows: int, size: int, columns: int) -> int:
+    """Rows of a block, for a table of so many rows, bytes and columns."""
+    return max(1, min(CELLS // max(columns, 1), CHARACTERS * max(rows, 1) // max(size, 1)))
 
 
 def arrow(column: Any, name: str) -> Array:
