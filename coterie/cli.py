@@ -16,7 +16,7 @@ import coterie
 from coterie import registry, runs
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
-from coterie.folder import Folder, environment
+from coterie.folder import environment, inside
 from coterie.report import catalogue
 from coterie.report.bubbles import bubbles
 from coterie.report.conflicts import conflicts, opposed
@@ -123,7 +123,7 @@ def show_command(
 ) -> None:
     """Print what a run has found so far."""
     experiment, single = _saved(run)
-    folders = _folders(run)
+    folders = inside(run)
     results = [folder.result() for folder in folders if folder.history()]
     if not results:
         raise CoterieError(f"{run} holds no evaluation yet; resume it.")
@@ -295,12 +295,6 @@ def _saved(folder: Path) -> tuple[Experiment, bool]:
         return Experiment.of(record["experiment"], str(path)), bool(record["single"])
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as reason:
         raise CoterieError(f"{path} is damaged: {reason}.") from reason
-
-
-def _folders(folder: Path) -> list[Folder]:
-    """The runs inside, in the order they were started."""
-    found = [folder / "config.json", *folder.glob("*/seed*/config.json")]
-    return [Folder(p.parent) for p in sorted((p for p in found if p.is_file()), key=lambda p: p.stat().st_mtime_ns)]
 
 
 def _fresh_folder(name: str) -> Path:

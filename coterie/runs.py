@@ -167,6 +167,7 @@ class _Driver:
             return
         if not self.resume:
             self.folder.create(_config(self.method, self.simulation, self.head))
+            self.folder.describe(self.simulation.federation)
         elif not self.saved:
             self.folder.restart()
         self.history, self.rounds = self.folder.history(), self.folder.rounds()
@@ -193,6 +194,9 @@ class _Driver:
             self.folder.path if self.folder else None, simulation,
         )
         if self.folder is not None:
+            found = simulation.models()
+            if found is not None:
+                self.folder.append_models(found)
             rows = checkpoint.digest(simulation.snapshot(copies=False)[0])
             self.folder.finish({"rounds": simulation.rounds_done, "seconds": result.seconds, "rows_sha256": rows})
         return result
