@@ -78,7 +78,7 @@ class Folder:
             "sizes": {split: federation.sizes(split).tolist() for split in SPLITS},
         }
         if federation.clients * federation.classes <= MOST_CELLS:
-            record["histogram"] = sum(federation.histogram(split) for split in SPLITS).tolist()
+            record["histogram"] = np.sum([federation.histogram(split) for split in SPLITS], axis=0).tolist()
         self._write("data.json", json.dumps(record) + "\n")
 
     def data(self) -> dict[str, Any] | None:
