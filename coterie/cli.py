@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +18,8 @@ import coterie
 from coterie import registry, runs
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
-from coterie.folder import environment, inside
-from coterie.report import catalogue
+from coterie.folder import Folder, environment, inside
+from coterie.report import catalogue, logs
 from coterie.report.bubbles import bubbles
 from coterie.report.conflicts import conflicts, opposed
 from coterie.report.plots import picture
@@ -67,6 +69,10 @@ SetOption = Annotated[
 ]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file with the whole experiment.")]
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown, ready to paste into a document.")]
+LogOption = Annotated[
+    list[str] | None,
+    typer.Option("--log", help="tensorboard or mlflow, repeatable: also write local files for it into the folder."),
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder; by default a new one under runs/.")]
 
 
@@ -76,7 +82,7 @@ def run_command(
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Names every stream of randomness.")] = None,
-    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None, log: LogOption = None,
 ) -> None:
     """Train one method and score every client."""
     extra = [f"seed={seed}"] if seed is not None else []
@@ -86,7 +92,7 @@ def run_command(
         named = ", ".join(experiment.methods) or "none is named"
         raise CoterieError(f"run trains one method ({named}); `coterie methods` lists them, compare takes several.")
     folder = out or _fresh_folder(registry.method(experiment.methods[0]).name)
-    _go_on(experiment, folder, single=True, resume=False)
+    _go_on(experiment, folder, single=True, resume=False, log=log or ())
 
 
 @app.command("compare")
@@ -111,10 +117,14 @@ def compare_command(
 
 
 @app.command("resume")
-def resume_command(run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")]) -> None:
+def resume_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")], log: LogOption = None
+) -> None:
     """Go on with a run that was stopped or killed; the result is the same as without the interruption."""
     experiment, single = _saved(run)
-    _go_on(experiment, run, single, resume=True)
+    if log and not single:
+        raise CoterieError("--log writes one run; a comparison's runs are read by `coterie report` and `coterie watch`.")
+    _go_on(experiment, run, single, resume=True, log=log or ())
 
 
 @app.command("show")
@@ -139,6 +149,38 @@ def show_command(
         print(as_markdown(results), end="")
     else:
         _print(results)
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or comparisons'.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The page to write.")] = Path("report.html"),
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Write one HTML page that answers which method pays, for whom; its figures as PNG and SVG beside it."""
+    from coterie.report import page
+
+    written, figures = page.write(folders, out)
+    console.print(f"report: {written}, figures: {figures}", highlight=False, soft_wrap=True)
+    if show:
+        typer.launch(written.resolve().as_uri())
+
+
+@app.command("watch")
+def watch_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or comparisons'.")],
+    port: Annotated[int, typer.Option("--port", help="Of 127.0.0.1; 0 takes a free one.")] = 0,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Serve the report of a running (or finished) run on this machine; it follows the run. ctrl-C ends it."""
+    from coterie.report import watch
+
+    with watch.server(folders, port) as server:
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        print(f"watching {', '.join(map(str, folders))} at {address} (ctrl-C ends it)", flush=True)
+        if show:
+            typer.launch(address)
+        server.serve_forever()
 
 
 @app.command("data")
@@ -244,8 +286,10 @@ def _experiment(
     return with_settings(base, [*([f"rounds={rounds}"] if rounds is not None else []), *settings])
 
 
-def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> None:
+def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool, log: Sequence[str] = ()) -> None:
     """Build the parts, run what is left of the experiment, print and draw."""
+    for kind in log:
+        logs.check(kind)
     chosen = experiment.chosen()
     federation = experiment.federation()
     factory = experiment.factory(federation)
@@ -254,11 +298,14 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
         runs.check(chosen, factory, federation, head=experiment.head, **training)
         _write_experiment(folder, experiment, single)
     count = 1 if single else len(runs.with_baselines(chosen)) * experiment.seeds
-    with Live(count) as live:
+    with ExitStack() as open_ones, Live(count) as live:
         if single:
             started = resume and (folder / "config.json").exists()
+            first = Folder(folder).load()[1]["round"] if started and Folder(folder).checkpoint.exists() else 0
+            name, asked = registry.spelling(chosen[0]), {**experiment.record(), **training}
+            told = [open_ones.enter_context(logs.Log(kind, folder, name, asked, first)) for kind in log]
             results = [
-                runs.run(chosen[0], factory, federation, folder=folder, watch=live, resume=started,
+                runs.run(chosen[0], factory, federation, folder=folder, watch=logs.several(live, *told), resume=started,
                          head=experiment.head, **training)
             ]
         else:

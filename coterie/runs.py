@@ -35,6 +35,7 @@ class Progress:
     round: int
     rounds: int
     latest: Evaluation
+    record: dict[str, Any] | None = None  # of the last round, as in metrics.jsonl; None before the first
 
 
 Watch = Callable[[Progress], None]
@@ -227,7 +228,7 @@ class _Driver:
             self.watch(
                 Progress(
                     self.spelling, self.training.seed, self.simulation.rounds_done, self.training.rounds,
-                    self.history[-1],
+                    self.history[-1], self.rounds[-1] if self.rounds else None,
                 )
             )
 

@@ -98,7 +98,7 @@ def _together(verdicts: Sequence[tuple[str, str]], seeds: Sequence[int]) -> tupl
     words = verdicts[fallen[0]][1]
     if len(verdicts) > 1:
         which = "all" if len(fallen) == len(verdicts) else f"{len(fallen)} of {len(verdicts)}"
-        words += f" So in {which} seeds{'' if fallen[0] == 0 else f'; said of seed {seeds[fallen[0]]}'}."
+        words += f" It is so in {which} seeds{'' if fallen[0] == 0 else f'; said of seed {seeds[fallen[0]]}'}."
     return "collapsed", words
 
 

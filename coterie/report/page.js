@@ -223,7 +223,9 @@
       && words.every((w) => `${l.label} ${l.stage}`.toLowerCase().includes(w)));
     const [by, way] = state.sort;
     const turned = ["mean", "worst", "lowest", "unseen"].includes(by) && !D.higher ? -way : way;
+    const block = (l) => (by === "stage" ? 0 : stages().indexOf(l.stage));
     lines.sort((a, b) => {
+      if (block(a) !== block(b)) return block(a) - block(b);
       if (typeof a[by] === "string") return way * a[by].localeCompare(b[by]);
       return (known(b[by]) - known(a[by])) || turned * (a[by] - b[by]);
     });
@@ -264,7 +266,7 @@
     } else {
       const filter = el("input", { id: "filter", type: "search", placeholder: "Filter methods", "aria-label": "Filter methods",
         oninput: (event) => { state.filter = event.target.value; table(); } });
-      section("methods", "Methods", "Each stage is its own line and stages are never mixed. Bold: best mean and best worst client of a stage. Click a line to look at it in all charts below.",
+      section("methods", "Methods", "Served: the model a client gets. Adapted: the same after local training. Stages are sorted apart, never mixed. Bold: best mean and best worst client of a stage. Click a line to look at it in all charts below.",
         el("div", { class: "tools" }, filter, shownStages(), el("span", { class: "count", id: "count", role: "status" })),
         el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of methods" }, el("table", {}, el("thead", {}, head), el("tbody", {}, body))));
     }
@@ -282,11 +284,12 @@
       : [el("span", { class: "strong" }, `${gains} of ${list.length} clients gain, ${losses} lose`), `, ${list.length - gains - losses} stay the same; ${signed(mean(list.map((p) => p.gain)))}${points()} on average. Each line leads a client from ${baseName()} to ${focusName()}.`];
     const about = `Each client's test value with ${baseName()} and with ${focusName()}`;
     section("clients", "Who gains, who loses", lead, el("div", { class: "panel" }, chart(about, (width) => {
-      const height = 330, left = 44, right = width - 8, top = 12, bottom = height - 30;
+      const height = 344, left = 44, right = width - 8, top = 12, bottom = height - 44;
       const svg = canvas(width, height, list.map((p) => p.i));
       const y = scale(domain(list.flatMap((p) => [p.from, p.to])), [bottom, top]);
       yAxis(svg, y, ticks(...domain(list.flatMap((p) => [p.from, p.to])), 6), left, right, (v) => fmt(v, percent() ? 0 : undefined));
       const step = (right - left) / Math.max(1, list.length), r = Math.max(1.6, Math.min(5, step * 0.28));
+      const roomy = list.every((p) => D.clients[p.i].name.length * 7.4 + 4 < step);
       list.forEach((p, k) => {
         const x = left + step * (k + 0.5), on = p.i === state.client, name = D.clients[p.i].name;
         const tint = p.gain > 1e-9 ? "var(--gain)" : p.gain < -1e-9 ? "var(--loss)" : "var(--same)";
@@ -298,10 +301,9 @@
           s("circle", { cx: x, cy: y(p.to), r: r * 1.05, fill: tint })));
         svg.append(s("rect", { class: "hit", x: x - step / 2, width: step, y: top - 6, height: bottom - top + 10,
           ...hover(p.i, `client ${name}\n${fmt(p.from)} → ${fmt(p.to)}${unit()}  (${signed(p.gain)})`) }));
-        if (on || (step > 16 && list.length <= 40 && state.client < 0)) svg.append(s("text", { x, y: bottom + 17, "text-anchor": "middle", class: on ? "on" : null },
-          on || name.length * 7 < step ? name : ""));
+        if (on || (state.client < 0 && roomy)) svg.append(s("text", { x, y: bottom + 17, "text-anchor": "middle", class: on ? "on" : null }, name));
       });
-      svg.append(s("text", { x: left, y: height - 1 }, "clients, by gain"));
+      svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "clients, by gain"));
       return svg;
     }), key(["open", "color:var(--soft)", baseName()], ["", "background:var(--gain)", `${focusName()}, better`], ["", "background:var(--loss)", "worse"])));
   }
@@ -403,21 +405,21 @@
     section("classes", "Who holds which class", `Area: samples of a client in a class, all splits together; the largest bubble is ${most} samples.${some.length < held.length ? ` ${some.length} of ${held.length} clients are drawn.` : ""}`,
       el("div", { class: "panel" }, chart("Clients against classes, bubbles by number of samples", (width) => {
         const left = 34, right = width - 6, cell = (right - left) / some.length, row = Math.max(D.classes > 30 ? 6 : 14, Math.min(26, 420 / D.classes));
-        const height = row * D.classes + 44, svg = canvas(width, height, some.map((p) => p.i)), r = Math.max(Math.min(cell, row * 1.15) * 0.5, 2);
+        const top = 18, height = top + row * D.classes + 42, roomy = some.every((p) => p.c.name.length * 7.4 + 4 < cell), svg = canvas(width, height, some.map((p) => p.i)), r = Math.max(Math.min(cell, row * 1.15) * 0.5, 2);
         const every = Math.ceil(D.classes / 25);
         for (let k = 0; k < D.classes; k++) {
-          const y = 8 + row * (k + 0.5);
+          const y = top + row * (k + 0.5);
           if (row >= 10) svg.append(s("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }));
           if (k % every === 0) svg.append(s("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, String(k)));
         }
         some.forEach((p, j) => {
           const x = left + cell * (j + 0.5), on = p.i === state.client;
-          if (on) svg.append(s("rect", { x: x - cell / 2, width: cell, y: 4, height: row * D.classes + 8, fill: "var(--wash)", rx: 3 }));
-          p.c.classes.forEach((n, k) => { if (n) svg.append(s("circle", { cx: x, cy: 8 + row * (k + 0.5), r: r * Math.sqrt(n / most), fill: p.c.seen ? "var(--m0)" : "var(--m1)", opacity: on ? 1 : state.client >= 0 ? 0.35 : 0.8 })); });
-          svg.append(s("rect", { class: "hit", x: x - cell / 2, width: cell, y: 4, height: row * D.classes + 8, ...hover(p.i, `client ${p.c.name}${p.c.seen ? "" : ", unseen"}\n${sum(p.c.classes)} samples in ${p.c.classes.filter(Boolean).length} classes`) }));
-          if (on || (state.client < 0 && p.c.name.length * 7.2 < cell)) svg.append(s("text", { x, y: height - 18, "text-anchor": "middle", class: on ? "on" : null }, p.c.name));
+          if (on) svg.append(s("rect", { x: x - cell / 2, width: cell, y: top - 4, height: row * D.classes + 8, fill: "var(--wash)", rx: 3 }));
+          p.c.classes.forEach((n, k) => { if (n) svg.append(s("circle", { cx: x, cy: top + row * (k + 0.5), r: r * Math.sqrt(n / most), fill: p.c.seen ? "var(--m0)" : "var(--m1)", opacity: on ? 1 : state.client >= 0 ? 0.35 : 0.8 })); });
+          svg.append(s("rect", { class: "hit", x: x - cell / 2, width: cell, y: top - 4, height: row * D.classes + 8, ...hover(p.i, `client ${p.c.name}${p.c.seen ? "" : ", unseen"}\n${sum(p.c.classes)} samples in ${p.c.classes.filter(Boolean).length} classes`) }));
+          if (on || (state.client < 0 && roomy)) svg.append(s("text", { x, y: height - 22, "text-anchor": "middle", class: on ? "on" : null }, p.c.name));
         });
-        svg.append(s("text", { x: left, y: height - 2 }, "clients"), s("text", { x: 0, y: height - 18 }, "class"));
+        svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "clients"), s("text", { x: left - 8, y: 8, "text-anchor": "end" }, "class"));
         return svg;
       }), D.clients.some((c) => !c.seen) ? key(["", "background:var(--m0)", "takes part in training"], ["", "background:var(--m1)", "unseen"]) : null));
   }
@@ -444,13 +446,13 @@
   const modelVar = (k) => `--m${[0, 1, 2, 3, 5, 7, 4, 6][k % 8]}`;
   function lines(about, xs, series, options) {
     return chart(about, (width) => {
-      const height = options.height || 210, left = 46, right = width - 10, bottom = height - 28;
-      const flat = series.flatMap((one) => one.values), [low, high] = options.range || domain(flat.concat(options.zero ? [0] : []));
+      const height = options.height || 220, left = 46, right = width - 10, bottom = height - 40;
+      const found = extent(series.flatMap((one) => one.values).concat([0])), [low, high] = options.range || [found[0], found[1] * 1.05 || 1];
       const svg = canvas(width, height, options.clients);
       const x = scale(xs.length > 1 ? extent(xs) : [xs[0] - 1, xs[0] + 1], [left, right]), y = scale([low, high], [bottom, 8]);
       yAxis(svg, y, ticks(low, high, 4), left, right, options.form);
       xAxis(svg, x, ticks(...extent(xs), 5).filter(Number.isInteger), bottom, String);
-      svg.append(s("text", { x: right, y: height, "text-anchor": "end" }, "round"));
+      svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "round"));
       for (const one of series) {
         const pts = xs.map((t, i) => [x(t), known(one.values[i]) ? y(one.values[i]) : null]);
         svg.append(s("path", { d: path(pts), fill: "none", stroke: one.tint, "stroke-width": one.bold ? 2.6 : options.clients ? 1 : 2, opacity: one.opacity || 1, "stroke-dasharray": one.dash,
@@ -464,7 +466,7 @@
   function few() {
     const having = D.methods.filter((m) => m.few);
     if (!having.length) { $("few").hidden = true; return; }
-    const m = having.find((one) => one.name === state.few) || having.find((one) => one.name === state.method) || having[0];
+    const m = having.find((one) => one.name === state.few) || having.find((one) => one.name === state.method) || having.find((one) => one.few.verdict === "collapsed") || having[0];
     const f = m.few, K = f.models, parts = [];
     const names = Array.from({ length: K }, (_, k) => `model ${k + 1}`);
     parts.push(el("div", { class: "tools" }, el("label", {}, "Models of ", el("select", { id: "few-method", onchange: (event) => { state.few = event.target.value; few(); $("few-method").focus(); } },
@@ -483,13 +485,13 @@
       lines("Weights of the chosen client", f.rounds, names.map((_, k) => ({ tint: MODEL(k), values: f.w.map((t) => (t[state.client] && known(t[state.client][k]) ? t[state.client][k] / 100 : null)) })), { range: [-0.02, 1.02], form: share })));
     if (f.alpha.length) grid.push(el("div", { class: "panel" }, el("h3", {}, "Weights alpha over rounds"), el("p", { class: "sub" }, `How much each client counts; an even share would be ${share(1 / order.length)}. A line is a client.`),
       lines("Alpha of every client by round", f.rounds, order.slice().sort((a, b) => (a === state.client) - (b === state.client)).map((i) => ({ client: i, tip: `client ${D.clients[i].name}`, tint: i === state.client ? "var(--accent)" : "var(--soft)", bold: i === state.client, opacity: i === state.client ? 1 : state.client >= 0 ? 0.25 : 0.5, values: f.alpha.map((t) => t[i]) })),
-        { form: share, zero: true, clients: order })));
+        { form: share, clients: order })));
     if (f.end && K > 1) grid.push(el("div", { class: "panel" }, el("h3", {}, "Model similarity"), el("p", { class: "sub" }, "Distance between two models, in per cent of the mean way a model has gone from its start. Near 0: the same model twice."), similarity(f, K)));
     if (f.apart.length && K > 1 && f.apart.every(Boolean)) {
       const way = f.end ? mean(f.end.moved) : 1;
       const far = f.apart.map((t) => Math.max(...t.flat())) , near = f.apart.map((t) => Math.min(...t.flatMap((l, i) => l.filter((_, j) => j !== i)), Infinity));
       grid.push(el("div", { class: "panel" }, el("h3", {}, "Distance over rounds"), el("p", { class: "sub" }, `The two models farthest apart, and the two nearest (dashed)${f.end ? ", same unit" : ""}.`),
-        lines("Distance between models by round", f.rounds, [{ tint: "var(--accent)", values: far.map((v) => v / way) }, { tint: "var(--accent)", dash: "5 3", values: near.map((v) => (Number.isFinite(v) ? v / way : null)) }], { zero: true, form: f.end ? share : (v) => v.toPrecision(2) })));
+        lines("Distance between models by round", f.rounds, [{ tint: "var(--accent)", values: far.map((v) => v / way) }, { tint: "var(--accent)", dash: "5 3", values: near.map((v) => (Number.isFinite(v) ? v / way : null)) }], { form: f.end ? share : (v) => v.toPrecision(2) })));
     }
     if (!f.rounds.length) grid.push(el("p", { class: "note" }, "The weights w and alpha were not recorded: an earlier version made this run, clients weigh for themselves, or no round was evaluated yet."));
     section("few", "A few models for many clients", "What the methods with several server models did with them. They have collapsed when at least 90 % of the clients use the same model, or when the two models farthest apart differ by at most 10 % of the way they have gone from their start.", ...parts, el("div", { class: "two", style: "margin-top:.8rem" }, grid));
@@ -517,7 +519,7 @@
   }
   function weights(f, order) {
     return chart("Weights w of every client by round", (width) => {
-      const left = 46, right = width - 6, row = Math.max(2, Math.min(14, 220 / order.length)), height = row * order.length + 34;
+      const left = 46, right = width - 6, row = Math.max(2, Math.min(14, 220 / order.length)), height = row * order.length + 42;
       const svg = canvas(width, height, order), paper = rgb("--panel"), grey = rgb("--line"), K = Math.max(...f.w.map((t) => Math.max(0, ...t.filter(Boolean).map((l) => l.length))));
       const tints = Array.from({ length: K }, (_, k) => rgb(modelVar(k)));
       const url = heat(f.rounds.length, order.length, (x, y) => {
@@ -533,8 +535,8 @@
         if (on) svg.append(s("rect", { x: left - 1, width: right - left + 2, y: 3 + row * j, height: row + 2, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5 }), s("text", { x: left - 6, y: 8 + row * (j + 0.5), "text-anchor": "end", class: "on" }, short(D.clients[i].name, 6)));
       });
       const x = scale([0, f.rounds.length], [left, right]), every = Math.ceil(f.rounds.length / (width < 420 ? 4 : 7));
-      f.rounds.forEach((t, k) => { if (k % every === 0) svg.append(s("text", { x: x(k + 0.5), y: height - 14, "text-anchor": "middle" }, String(t))); });
-      svg.append(s("text", { x: right, y: height, "text-anchor": "end" }, "round"));
+      f.rounds.forEach((t, k) => { if (k % every === 0) svg.append(s("text", { x: x(k + 0.5), y: height - 22, "text-anchor": "middle" }, String(t))); });
+      svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "round"));
       return svg;
     });
   }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -38,7 +39,4 @@ def page(data: dict[str, Any]) -> str:
         "TITLE": html.escape(f"coterie report: {data['title']}"), "CSS": (here / "page.css").read_text("utf-8"),
         "JS": (here / "page.js").read_text("utf-8"), "DATA": text,
     }
-    made = (here / "page.html").read_text("utf-8")
-    for name, part in parts.items():
-        made = made.replace(f"%{name}%", part, 1)
-    return made
+    return re.sub("%(TITLE|CSS|JS|DATA)%", lambda found: parts[found[1]], (here / "page.html").read_text("utf-8"))
