@@ -123,7 +123,7 @@ def resume_command(
     """Go on with a run that was stopped or killed; the result is the same as without the interruption."""
     experiment, single = _saved(run)
     if log and not single:
-        raise CoterieError("--log writes one run; a comparison's runs are read by `coterie report` and `coterie watch`.")
+        raise CoterieError("--log writes one run; `coterie report` and `coterie watch` read a comparison's runs.")
     _go_on(experiment, run, single, resume=True, log=log or ())
 
 
@@ -302,7 +302,8 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool, log
         if single:
             started = resume and (folder / "config.json").exists()
             first = Folder(folder).load()[1]["round"] if started and Folder(folder).checkpoint.exists() else 0
-            name, asked = registry.spelling(chosen[0]), {**experiment.record(), **training}
+            asked = {k: v for k, v in experiment.record().items() if k not in ("training", "methods")} | training
+            name = registry.spelling(chosen[0])
             told = [open_ones.enter_context(logs.Log(kind, folder, name, asked, first)) for kind in log]
             results = [
                 runs.run(chosen[0], factory, federation, folder=folder, watch=logs.several(live, *told), resume=started,

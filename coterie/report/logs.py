@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,11 +28,9 @@ class TensorBoard:
     """Event files in FOLDER/tensorboard; `tensorboard --logdir FOLDER` shows them."""
 
     def __init__(self, folder: Path, name: str, options: dict[str, Any], first: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as reason:
-            raise _absent("tensorboard") from reason
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first or None)  # type: ignore[no-untyped-call]
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first or None)
         self._writer.add_text("run", f"{name}\n\n" + "\n".join(f"- {key}: {value}" for key, value in options.items()))
 
     def write(self, numbers: dict[str, float], step: int) -> None:
@@ -44,11 +45,10 @@ class MLflow:
     """A file store in FOLDER/mlruns; `mlflow ui --backend-store-uri FOLDER/mlruns` shows it."""
 
     def __init__(self, folder: Path, name: str, options: dict[str, Any], first: int) -> None:
-        try:
-            from mlflow.entities import Metric, Param
-            from mlflow.tracking import MlflowClient
-        except ImportError as reason:
-            raise _absent("mlflow") from reason
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 asks for a database otherwise
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
         self._metric = Metric
         self._client = MlflowClient(tracking_uri=(folder / "mlruns").resolve().as_uri())
         found = self._client.get_experiment_by_name("coterie")
@@ -58,9 +58,7 @@ class MLflow:
         self._client.log_batch(self._run, params=[Param(key, str(value)) for key, value in options.items()])
 
     def write(self, numbers: dict[str, float], step: int) -> None:
-        from time import time
-
-        now = int(1000 * time())
+        now = int(1000 * time.time())
         metrics = [self._metric(name, value, now, step) for name, value in numbers.items()]
         self._client.log_batch(self._run, metrics=metrics)
 
@@ -101,9 +99,11 @@ class Log:
 
 
 def check(kind: str) -> None:
-    """Raise before anything runs if there is no such logger."""
+    """Raise before anything runs if there is no such logger here."""
     if kind not in SINKS:
         raise unknown("logger", kind, SINKS)
+    if find_spec(kind) is None:
+        raise CoterieError(f"logging to {kind} needs a package that is not installed: pip install 'coterie[{kind}]'")
 
 
 def several(*watches: Watch) -> Watch:
@@ -128,7 +128,3 @@ def _of_round(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
         elif name in ("mass", "clients_per_model", "importance"):
             for k, one in enumerate(value):
                 yield f"method/{name}_{k + 1}", float(one)
-
-
-def _absent(extra: str) -> CoterieError:
-    return CoterieError(f"logging to {extra} needs a package that is not installed: pip install 'coterie[{extra}]'")
