@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import coterie
 from coterie.errors import CoterieError
 from coterie.evaluate import STAGES
-from coterie.folder import COLUMNS, Folder, inside
+from coterie.folder import Folder, inside
 from coterie.report.answer import answer
 from coterie.report.conflicts import alike, last_cosines, opposed
 from coterie.report.few import few
@@ -45,8 +45,8 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
     if not read:
         raise CoterieError(f"{paths[0]} holds no evaluation yet; give it time, or resume it.")
     results = [result for _, result in read]
-    groups = by_method(results)
     _same_clients(read)
+    groups = by_method(results)
     metric = results[0].at(results[0].stages[0]).metric
     lines = rows(results)
     clients = _clients(read)
@@ -82,9 +82,12 @@ def runs_of(paths: Sequence[Path]) -> list[Folder]:
 
 
 def _begun(folder: Folder) -> bool:
-    """Whether an evaluation was written below the header."""
-    file = folder.path / "clients.csv"
-    return file.is_file() and file.stat().st_size > len(",".join(COLUMNS)) + 1 and bool(folder.history())
+    """Whether an evaluation was written: a whole line below the header."""
+    try:
+        with (folder.path / "clients.csv").open() as file:
+            return file.readline().endswith("\n") and file.readline().endswith("\n")
+    except FileNotFoundError:
+        return False
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------

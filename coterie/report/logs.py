@@ -30,7 +30,7 @@ class TensorBoard:
     def __init__(self, folder: Path, name: str, options: dict[str, Any], first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first or None)
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first + 1 if first else None)
         self._writer.add_text("run", f"{name}\n\n" + "\n".join(f"- {key}: {value}" for key, value in options.items()))
 
     def write(self, numbers: dict[str, float], step: int) -> None:

@@ -89,7 +89,6 @@
     const host = el("div", { class: "chart" });
     drawn.set(host, { width: 0, draw: (width) => { const svg = draw(width); svg.setAttribute("aria-label", about); return svg; } });
     watcher.observe(host);
-    queueMicrotask(() => { if (host.isConnected) paint(host); });
     return host;
   }
   function canvas(width, height, clients) {
@@ -101,7 +100,6 @@
       });
       svg.addEventListener("keydown", (event) => {
         const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-        if (event.key === "Escape") return pickClient(-1);
         if (!step || !clients.length) return;
         event.preventDefault();
         const at = clients.indexOf(state.client);
@@ -692,6 +690,8 @@
   $("method").addEventListener("change", (event) => { state.method = event.target.value; render(); });
   $("base").addEventListener("change", (event) => { state.base = event.target.value; render(); });
   $("client").addEventListener("change", (event) => pickClient(+event.target.value));
+
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape" && state.client >= 0) pickClient(-1); });
 
   const dark = () => { const t = document.documentElement.dataset.theme; return t === "dark" || (t === "auto" && matchMedia("(prefers-color-scheme: dark)").matches); };
   function theme(name) {
