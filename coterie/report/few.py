@@ -20,7 +20,7 @@ ALIKE = 0.1
 
 
 def few(group: Sequence[Result], folders: Sequence[Folder], clients: int, points: int) -> dict[str, Any] | None:
-    """What the runs of one method recorded of their models; details are those of the first seed that has them.
+    """What the runs of one method recorded of their models; details are those of the first seed that collapsed, if any.
 
     None where the method has one model, or a model per client. `verdict` is `collapsed`, `one` (the clients were never
     split), `healthy`, or `unknown` where the run did not record enough; `words` say it.
@@ -30,10 +30,10 @@ def few(group: Sequence[Result], folders: Sequence[Folder], clients: int, points
     counted = any("clients_per_model" in r["report"] or "mass" in r["report"] for run in group for r in run.rounds)
     if not any(ends) and not any(len(found["rounds"]) for found in recorded) and not counted:
         return None
-    first = next((i for i, end in enumerate(ends) if end), 0)
+    judgements = [judged(end) if end else None for end in ends]
+    first = _shown(judgements)
     end, over = ends[first], recorded[first]
     kept = np.unique(np.linspace(0, len(over["w"]) - 1, min(points, len(over["w"]))).round().astype(int)).tolist()
-    verdicts = [judged(one) for one in ends if one]
     found = {
         "seed": group[first].seed, "models": _models(end, over, group[first]),
         "rounds": [over["rounds"][i] for i in kept] if over["w"] else [],
@@ -42,8 +42,9 @@ def few(group: Sequence[Result], folders: Sequence[Folder], clients: int, points
         "mass": _mass(group[first], points), "apart": [over["apart"][i] for i in kept] if any(over["apart"]) else [],
         "end": _json(end), "verdict": "unknown", "words": "", "worth": worth(end) if end else None,
     }
-    if verdicts:
-        found["verdict"], found["words"] = _together(verdicts, [run.seed for run, e in zip(group, ends) if e])
+    told = judgements[first]
+    if told is not None:
+        found["verdict"], found["words"] = told[0], told[1] + _in_how_many(judgements)
     else:
         found["words"] = "The run is not finished, or an earlier version made it: which model a client uses is unknown."
     return found
@@ -90,16 +91,19 @@ def worth(end: dict[str, Any]) -> float | None:
     return float(round(sign * own - (sign * test[there].mean(0)).max(), 5)) + 0.0  # never -0
 
 
-def _together(verdicts: Sequence[tuple[str, str]], seeds: Sequence[int]) -> tuple[str, str]:
-    """Over seeds: collapsed where one run is, with the words of that one."""
-    fallen = [i for i, (verdict, _) in enumerate(verdicts) if verdict == "collapsed"]
-    if not fallen:
-        return verdicts[0]
-    words = verdicts[fallen[0]][1]
-    if len(verdicts) > 1:
-        which = "all" if len(fallen) == len(verdicts) else f"{len(fallen)} of {len(verdicts)}"
-        words += f" It is so in {which} seeds{'' if fallen[0] == 0 else f'; said of seed {seeds[fallen[0]]}'}."
-    return "collapsed", words
+def _shown(judgements: Sequence[tuple[str, str] | None]) -> int:
+    """The run whose details are shown: the first that collapsed, else the first that is finished."""
+    fallen = [i for i, told in enumerate(judgements) if told and told[0] == "collapsed"]
+    return (fallen or [i for i, told in enumerate(judgements) if told] or [0])[0]
+
+
+def _in_how_many(judgements: Sequence[tuple[str, str] | None]) -> str:
+    """In how many seeds the models collapsed; nothing is said where none did, or where there is one seed."""
+    finished = [told for told in judgements if told]
+    fallen = sum(told[0] == "collapsed" for told in finished)
+    if not fallen or len(finished) < 2:
+        return ""
+    return f" It is so in {'all' if fallen == len(finished) else f'{fallen} of'} {len(finished)} seeds."
 
 
 def _recorded(run: Result) -> dict[str, list[Any]]:

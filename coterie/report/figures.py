@@ -171,6 +171,7 @@ def _few(data: Data, method: Data) -> Figure:
         grid[0].scatter(where, np.full(len(where), k + 1), marker="s", s=22, color=_model(k))
     grid[0].set_ylim(models + 0.6, 0.4)
     grid[0].set_yticks(range(1, models + 1))
+    grid[0].set_xticks([])
     _title(grid[0], "which client uses which model")
     if few["mass"]:
         share = np.full((len(few["mass"]["share"]), max(map(len, few["mass"]["share"]))), np.nan)
@@ -199,6 +200,8 @@ def _few(data: Data, method: Data) -> Figure:
     for axes in grid:
         dress(axes)
     grid[2].grid(False)
+    for ticks in (grid[2].set_xticks, grid[2].set_yticks):
+        ticks(range(models), range(1, models + 1))
     grid[5].set_axis_off()
     words = re.sub("(.{1,44})(?: |$)", r"\1\n", few["words"])
     grid[5].text(0, 1, f"{method['label']}\n\n{words}", va="top", fontsize=10, color=INK, transform=grid[5].transAxes)

@@ -665,7 +665,7 @@
     if (c.classes && D.classes) facts.push(["classes", `${c.classes.filter(Boolean).length} of ${D.classes}`]);
     const m = methodOf(state.method), p = pairs().find((one) => one.i === state.client);
     if (p) facts.push([`gain`, `${signed(p.gain)}${points()} over ${baseName()}`]);
-    for (const one of D.methods) if (one.few && one.few.end && one.few.models > 1 && known(one.few.end.choice[state.client]) && (one === m || one.name === state.few)) facts.push([short(one.label, 18), `uses model ${one.few.end.choice[state.client] + 1} of ${one.few.models}`]);
+    for (const one of D.methods) if (one.few && one.few.end && one.few.models > 1 && known(one.few.end.choice[state.client]) && (one === m || one.name === state.few)) facts.push(["model", `${one.few.end.choice[state.client] + 1} of ${one.few.models}, ${one.label}`]);
     const tall = c.classes ? Math.max(1, ...c.classes) : 1;
     const order = ranked(c.seen ? state.stage : "unseen_" + state.stage);
     host.replaceChildren(
@@ -736,9 +736,10 @@
     let next = tag, done = false;
     try {
       const reply = await fetch("data.json", { headers: tag ? { "If-None-Match": tag } : {} });
+      if (!reply.ok && reply.status !== 304) throw new Error(String(reply.status));
       if (reply.status === 200) { D = await reply.json(); next = reply.headers.get("ETag"); start(); }
       done = progress();
-    } catch { $("live").textContent = "the watching process has ended"; return; }
+    } catch { $("live").textContent = "no answer from the watching process"; }
     if (!done) setTimeout(() => poll(next), RETRY_MS);
   }
 

@@ -40,12 +40,15 @@ class Watcher:
                 try:
                     self._data = {**gather(self.paths), "live": True}
                 except CoterieError:
-                    if self._data is None and any(inside(path) for path in self.paths):
-                        return None  # begun, but nothing to show yet
-                    if self._data is None:
+                    if self._data is None and not all(_asked_for(path) for path in self.paths):
                         raise
                 self._read = time.monotonic()
             return self._data
+
+
+def _asked_for(path: Path) -> bool:
+    """Whether a run was begun there, even if there is nothing to show of it yet."""
+    return (path / "experiment.json").is_file() or bool(inside(path))
 
 
 def server(paths: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
