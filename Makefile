@@ -6,12 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-flower test test-flower check clean
+.PHONY: demo demo-flower test test-flower screenshots check clean
 
-demo: $(READY)
+demo demo/report.html: $(READY)
 	rm -rf demo
 	$(BIN)/coterie compare fedprox fedper ifca fedfew fedfew:normalise=true --clients 20 --unseen 4 \
 		--model mlp:hidden=64 --rounds 60 --seeds 2 --set lr=0.1 --out demo
+	$(BIN)/coterie report demo -o demo/report.html
 
 demo-flower: $(READY)
 	$(BIN)/python examples/demo_flower.py demo-flower
@@ -21,6 +22,9 @@ test: $(READY) check
 
 test-flower: $(READY)
 	$(BIN)/python -m pytest tests/flower -m flower
+
+screenshots: demo/report.html
+	$(BIN)/python tests/chromium.py demo/report.html docs
 
 check: $(READY)
 	$(BIN)/ruff check .

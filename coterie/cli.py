@@ -7,7 +7,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -20,8 +21,8 @@ import coterie
 from coterie import presets, registry, runs
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
-from coterie.folder import Folder, environment
-from coterie.report import catalogue
+from coterie.folder import Folder, environment, inside
+from coterie.report import catalogue, logs
 from coterie.report.progress import Live
 from coterie.report.table import beside_paper, by_method, comparison, to_csv, verdict
 from coterie.report.table import markdown as as_markdown
@@ -82,6 +83,10 @@ DataDirOption = Annotated[
 ]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file with the whole experiment.")]
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown, ready to paste into a document.")]
+LogOption = Annotated[
+    list[str] | None,
+    typer.Option("--log", help="tensorboard or mlflow, repeatable: also write local files for it into the folder."),
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder; by default a new one under runs/.")]
 
 
@@ -92,7 +97,7 @@ def run_command(
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Names every stream of randomness.")] = None,
     settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
-    data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None,
+    data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None, log: LogOption = None,
 ) -> None:
     """Train one method and score every client."""
     extra = [f"seed={seed}"] if seed is not None else []
@@ -102,7 +107,7 @@ def run_command(
         named = ", ".join(experiment.methods) or "none is named"
         raise CoterieError(f"run trains one method ({named}); `coterie methods` lists them, compare takes several.")
     folder = out or _fresh_folder(registry.method(experiment.methods[0]).name)
-    _go_on(experiment, folder, single=True, resume=False)
+    _go_on(experiment, folder, single=True, resume=False, log=log or ())
 
 
 @app.command("compare")
@@ -129,10 +134,14 @@ def compare_command(
 
 
 @app.command("resume")
-def resume_command(run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")]) -> None:
+def resume_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")], log: LogOption = None
+) -> None:
     """Go on with a run that was stopped or killed; the result is the same as without the interruption."""
     experiment, single = _saved(run)
-    _go_on(experiment, run, single, resume=True)
+    if log and not single:
+        raise CoterieError("--log writes one run; `coterie report` and `coterie watch` read a comparison's runs.")
+    _go_on(experiment, run, single, resume=True, log=log or ())
 
 
 @app.command("show")
@@ -141,7 +150,7 @@ def show_command(
 ) -> None:
     """Print what a run has found so far."""
     experiment, single = _saved(run)
-    folders = _folders(run)
+    folders = inside(run)
     results = [folder.result() for folder in folders if folder.history()]
     if not results:
         raise CoterieError(f"{run} holds no evaluation yet; resume it.")
@@ -157,6 +166,38 @@ def show_command(
         print(as_markdown(results), end="")
     else:
         _print(results, experiment.published)
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or comparisons'.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The page to write.")] = Path("report.html"),
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Write one HTML page that answers which method pays, for whom; its figures as PNG and SVG beside it."""
+    from coterie.report import page
+
+    written, figures = page.write(folders, out)
+    console.print(f"report: {written}, figures: {figures}", highlight=False, soft_wrap=True)
+    if show:
+        typer.launch(written.resolve().as_uri())
+
+
+@app.command("watch")
+def watch_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or comparisons'.")],
+    port: Annotated[int, typer.Option("--port", help="Of 127.0.0.1; 0 takes a free one.")] = 0,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Serve the report of a running (or finished) run on this machine; it follows the run. ctrl-C ends it."""
+    from coterie.report import watch
+
+    with watch.server(folders, port) as server:
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        print(f"watching {', '.join(map(str, folders))} at {address} (ctrl-C ends it)", flush=True)
+        if show:
+            typer.launch(address)
+        server.serve_forever()
 
 
 @app.command("data")
@@ -358,8 +399,10 @@ def _experiment(
     return with_settings(base, [*([f"rounds={rounds}"] if rounds is not None else []), *settings])
 
 
-def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> None:
+def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool, log: Sequence[str] = ()) -> None:
     """Build the parts, run what is left of the experiment, print and draw."""
+    for kind in log:
+        logs.check(kind)
     chosen = experiment.chosen()
     federation = experiment.federation()
     for note in federation.recipe.get("notes", ()):
@@ -370,11 +413,15 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
         runs.check(chosen, factory, federation, head=experiment.head, **training)
         _write_experiment(folder, experiment, single)
     count = 1 if single else len(runs.with_baselines(chosen)) * experiment.seeds
-    with Live(count) as live:
+    with ExitStack() as open_ones, Live(count) as live:
         if single:
             started = resume and (folder / "config.json").exists()
+            first = Folder(folder).load()[1]["round"] if started and Folder(folder).checkpoint.exists() else 0
+            asked = {k: v for k, v in experiment.record().items() if k not in ("training", "methods")} | training
+            name = registry.spelling(chosen[0])
+            told = [open_ones.enter_context(logs.Log(kind, folder, name, asked, first)) for kind in log]
             results = [
-                runs.run(chosen[0], factory, federation, folder=folder, watch=live, resume=started,
+                runs.run(chosen[0], factory, federation, folder=folder, watch=logs.several(live, *told), resume=started,
                          head=experiment.head, **training)
             ]
         else:
@@ -419,12 +466,6 @@ def _saved(folder: Path) -> tuple[Experiment, bool]:
         raise
     except (ValueError, LookupError, TypeError, RecursionError) as reason:
         raise CoterieError(f"{path} is damaged: {reason}.") from reason
-
-
-def _folders(folder: Path) -> list[Folder]:
-    """The runs inside, in the order they were started."""
-    found = [folder / "config.json", *folder.glob("*/seed*/config.json")]
-    return [Folder(p.parent) for p in sorted((p for p in found if p.is_file()), key=lambda p: p.stat().st_mtime_ns)]
 
 
 def _fresh_folder(name: str) -> Path:

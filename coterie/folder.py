@@ -1,7 +1,8 @@
 """A run folder: everything that ran, so that it can be shown, resumed and reproduced.
 
     config.json              what was asked for, versions, seed, revision
-    metrics.jsonl            one line a round and one an evaluation
+    data.json                every client's samples by split and class
+    metrics.jsonl            one line a round, one an evaluation, and one on the models of a few-model method
     clients.csv              every client's scores at every evaluation
     checkpoint.safetensors   the state after some round
     result.json              written when the run is finished
@@ -27,6 +28,7 @@ from torch import Tensor
 
 import coterie
 from coterie import checkpoint
+from coterie.data.federation import SPLITS, Federation
 from coterie.errors import CoterieError
 from coterie.evaluate import STAGES, Evaluation, Scores, since_arrival, summarise
 from coterie.result import Result
@@ -34,6 +36,9 @@ from coterie.result import Result
 SEEN = ("served", "adapted")
 RECORDS = ("metrics.jsonl", "clients.csv")
 COLUMNS = ("round", "stage", "client", "samples", "steps", "accuracy", "loss", "val_accuracy", "val_loss")
+
+MOST_CELLS = 1_000_000
+"""Clients times classes whose counts are recorded, at most."""
 
 
 class Folder:
@@ -69,6 +74,27 @@ class Folder:
     def config(self) -> dict[str, Any]:
         return self._read("config.json")
 
+    def describe(self, federation: Federation) -> None:
+        """Who holds how much of what, for the report; the classes are left out where that would be long."""
+        record: dict[str, Any] = {
+            "trained": federation.trained, "classes": federation.classes,
+            "sizes": {split: federation.sizes(split).tolist() for split in SPLITS},
+        }
+        if federation.clients * federation.classes <= MOST_CELLS:
+            record["histogram"] = np.sum([federation.histogram(split) for split in SPLITS], axis=0).tolist()
+        self._write("data.json", json.dumps(record) + "\n")
+
+    def data(self) -> dict[str, Any] | None:
+        """What `describe` wrote; runs of earlier versions have none."""
+        return self._read("data.json") if (self.path / "data.json").is_file() else None
+
+    def append_models(self, record: dict[str, Any]) -> None:
+        self._append("metrics.jsonl", json.dumps({"kind": "models", **record}) + "\n")
+
+    def models(self) -> dict[str, Any] | None:
+        """What the finished run recorded of its few models, if it has such."""
+        return next((record for record in self._lines() if record["kind"] == "models"), None)
+
     def append_round(self, record: dict[str, Any]) -> None:
         self._append("metrics.jsonl", json.dumps({"kind": "round", **record}) + "\n")
 
@@ -98,7 +124,7 @@ class Folder:
         tensors, meta = checkpoint.load(self.checkpoint)
         lengths = meta["lengths"] if isinstance(meta.get("lengths"), dict) else {}
         known = all(isinstance(lengths.get(name), int) and lengths[name] >= 0 for name in RECORDS)
-        if not known or not isinstance(meta.get("choices"), dict):
+        if not known:
             raise CoterieError(f"the checkpoint {self.checkpoint} is damaged: it does not say what belongs to it.")
         for name in RECORDS:
             try:
@@ -224,6 +250,12 @@ def _scores(lines: list[list[str]]) -> Scores:
     if not np.isnan(column("accuracy")).all():
         test["accuracy"], val["accuracy"] = column("accuracy"), column("val_accuracy")
     return Scores(whole[0], whole[1], whole[2], test, val)
+
+
+def inside(path: Path) -> list[Folder]:
+    """The runs of a run folder or of a comparison's, in the order they were started."""
+    found = [path / "config.json", *path.glob("*/seed*/config.json")]
+    return [Folder(p.parent) for p in sorted((p for p in found if p.is_file()), key=lambda p: p.stat().st_mtime_ns)]
 
 
 def environment() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.aggregators.aggregator import Aggregator
@@ -150,6 +151,15 @@ class Method:
         """Numbers worth recording each round (before `merge`), e.g. an objective or a cluster's size."""
         return {}
 
+    def few(self, server: Any) -> Tensor | None:
+        """The few models `[K, D]` that clients choose from or mix, where the method has such; read by the report."""
+        return None
+
+    def uses(self, server: Any, up: Uploads) -> dict[str, Tensor]:
+        """How much each participant uses each of the few models, `w [m, K]` with rows that sum to 1, and, where clients
+        count unequally, their `alpha [m]`; recorded in rounds that are evaluated."""
+        return {}
+
     def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout, server_lr: float = 1.0) -> Tensor:
         """`[m, d], [m] -> [d]`: the update the server applies; model by model for weights `[m, K]`, with the same
         updates `[m, d]` for all K models or their own `[m, K, d]`, `-> [K, d]`.
@@ -191,6 +201,10 @@ class FewModels(Method):
     def start(self, init: Init) -> Record:
         return Models(init.rows(self.models))
 
+    def few(self, server: Any) -> Tensor | None:
+        rows: Tensor = server.rows
+        return rows
+
 
 @dataclass(frozen=True)
 class Clustered(Method):
@@ -204,6 +218,13 @@ class Clustered(Method):
 
     def report(self, server: Any, up: Uploads) -> dict[str, Tensor]:
         return {"clients_per_model": torch.bincount(server.cluster, minlength=len(server.rows))}
+
+    def few(self, server: Any) -> Tensor | None:
+        rows: Tensor = server.rows
+        return rows
+
+    def uses(self, server: Any, up: Uploads) -> dict[str, Tensor]:
+        return {"w": F.one_hot(server.cluster[up.ids], len(server.rows))}
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Progress:
     round: int
     rounds: int
     latest: Evaluation
+    record: dict[str, Any] | None = None  # of the last round, as in metrics.jsonl; None before the first
 
 
 Watch = Callable[[Progress], None]
@@ -154,7 +155,9 @@ class _Driver:
         folder, self.head = self.folder, head
         self.saved = folder is not None and self.resume and folder.checkpoint.exists()
         saved = folder.load() if folder is not None and self.saved else None
-        choices = saved[1]["choices"] if saved else None
+        choices = saved[1].get("choices") if saved else None
+        if saved and folder is not None and not isinstance(choices, dict):
+            raise CoterieError(f"the checkpoint {folder.checkpoint} is damaged: it does not say how it was computed.")
         self.simulation = Simulation(self.method, model, federation, self.training, head, loss, choices, twin)
         if saved:
             self.simulation.restore(*saved)
@@ -168,6 +171,7 @@ class _Driver:
             return
         if not self.resume:
             self.folder.create(_config(self.method, self.simulation, self.head))
+            self.folder.describe(self.simulation.federation)
         elif not self.saved:
             self.folder.restart()
         self.history, self.rounds = self.folder.history(), self.folder.rounds()
@@ -194,6 +198,9 @@ class _Driver:
             self.folder.path if self.folder else None, simulation, _arrivals(simulation.federation),
         )
         if self.folder is not None:
+            found = simulation.models()
+            if found is not None:
+                self.folder.append_models(found)
             rows = checkpoint.digest(simulation.snapshot(copies=False)[0])
             self.folder.finish({"rounds": simulation.rounds_done, "seconds": result.seconds, "rows_sha256": rows})
         return result
@@ -224,7 +231,7 @@ class _Driver:
             self.watch(
                 Progress(
                     self.spelling, self.training.seed, self.simulation.rounds_done, self.training.rounds,
-                    self.history[-1],
+                    self.history[-1], self.rounds[-1] if self.rounds else None,
                 )
             )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coterie import churn, records
 from coterie import server as serving
+from coterie.algebra import between
 from coterie.clients import Clients, Measured, ModelLike, device, introduce, join, local, score, score_newcomers
 from coterie.cohort import Cohort, Init, Local
 from coterie.config import Training
@@ -198,6 +199,35 @@ class Simulation(Clients):
         server = self.server if client < self.arrived else self._admitted(self.server, ids)
         row, cohort = self._deployed(ids, server)
         return cohort.train(row)[0] if adapted else row[0]
+
+    def models(self) -> dict[str, Any] | None:
+        """Of a method with a few server models: who uses which, how each would serve every client, how they differ.
+
+        `choice [M]` is the model nearest to the row that a client uses (the row itself where it picks one), `test
+        [M, K]` the accuracy, or the loss, of every model on every client's test data, `apart [K, K]` the distances
+        between the models' parameters and `moved [K]` how far each went from its start. None for other methods.
+        """
+        rows = self.method.few(self.server)
+        if rows is None:
+            return None
+        points = self.layout.cut(rows, "parameters")
+        metric = "accuracy" if self.federation.classes else "loss"
+        choice: list[int] = []
+        test: list[list[float]] = []
+        for ids in self._waves(self.federation.seen):
+            row, cohort = self._deployed(ids, self.server)
+            mine = self.layout.cut(row, "parameters")
+            away = torch.stack([torch.linalg.vector_norm(mine - point, dim=1) for point in points], 1)  # [C, K]
+            choice += away.argmin(1).tolist()
+            everyone = rows.expand(len(ids), *rows.shape)
+            test += _short(cohort.measure(everyone, "test")[metric])
+        first = self.method.few(self.method.start(self.init))
+        start = points[:1] if first is None else self.layout.cut(first, "parameters")
+        moved = torch.linalg.vector_norm(points - (start if len(start) == len(points) else start[:1]), dim=1)
+        return {
+            "round": self.rounds_done, "choice": choice, "metric": metric, "test": test,
+            "apart": _short(between(points, points)), "moved": _short(moved),
+        }
 
     # -- clients ---------------------------------------------------------------------------------------------------
 
@@ -389,3 +419,8 @@ class Simulation(Clients):
         if self.guard is not None:
             self.guard.clip = float(tensors["privacy.clip"])
         self.rounds_done = int(meta["round"])
+
+
+def _short(t: Tensor) -> Any:
+    """As lists, with the digits that a record needs."""
+    return t.double().mul(1e5).round().div(1e5).tolist()

@@ -136,7 +136,7 @@ def beside_paper(results: Sequence[Result], printed: Mapping[str, str]) -> Table
         table.add_column(name, justify="left" if name == "method" else "right")
     for name in methods:
         ours = [lines[name, stage] for stage in ("served", "adapted")]
-        table.add_row(escape(name), printed[name], *(_shown(line, line.mean) for line in ours))
+        table.add_row(escape(name), printed[name], *(shown(line, line.mean) for line in ours))
     return table
 
 
@@ -289,10 +289,10 @@ def _extra(lines: Sequence[Line]) -> tuple[str, ...]:
 def _cells(line: Line, extra: Sequence[str]) -> dict[str, str]:
     """What a table shows of a line, by column; the stage is said otherwise."""
     marks = ("·t" if line.trains_before_use else "") + ("†" if line.published else "")
-    spread = f" ± {_shown(line, line.mean_spread)}" if line.seeds > 1 else ""
+    spread = f" ± {shown(line, line.mean_spread)}" if line.seeds > 1 else ""
     return {
         "method": f"{line.label} {marks}".strip(),
-        MEAN: _shown(line, line.mean) + spread,
+        MEAN: shown(line, line.mean) + spread,
         "std": _short(line, line.client_std),
         "worst": _short(line, line.worst),
         "low10": _short(line, line.lowest),
@@ -325,13 +325,13 @@ def _best(group: Sequence[Line], of: Callable[[Line], float]) -> float:
     return max(values) if group[0].higher_is_better else min(values)
 
 
-def _shown(line: Line, value: float) -> str:
+def shown(line: Line, value: float) -> str:
     """Accuracy in percent, errors as they are."""
     return _number(100 * value, 2) if line.metric == "accuracy" else _number(value, 3)
 
 
 def _short(line: Line, value: float) -> str:
-    """As `_shown`, with the decimals that one client's few test samples deserve."""
+    """As `shown`, with the decimals that one client's few test samples deserve."""
     return _number(100 * value, 1) if line.metric == "accuracy" else _number(value, 3)
 
 
@@ -398,15 +398,15 @@ def _sentence(what: str, lines: Sequence[Line], of: Callable[[Line], float], spr
     winner = max(lines, key=lambda line: sign * of(line))
     title = winner.label if winner.label != winner.method else f"{winner.label} ({winner.stage})"
     unit = " %" if winner.higher_is_better else ""
-    baselines = {"fedavg + fine-tune": _fine_tuned(lines), "local": _alone(lines)}
+    baselines = {"fedavg + fine-tune": fine_tuned(lines), "local": alone(lines)}
     missing = [name for name, line in baselines.items() if line is None]
     said = [f"without {' and '.join(missing)} to compare with"] if missing else []
     for name, line in baselines.items():
         if line is not None and line is not winner:
             ahead = sign * (of(winner) - of(line))
             points = " points" if winner.higher_is_better else ""
-            said.append(f"{_shown(winner, ahead)}{points} ahead of {name}{_noise(winner, line, ahead, spread)}")
-    return f"For {what}, {title} is best with {_shown(winner, of(winner))}{unit}: {', '.join(said)}."
+            said.append(f"{shown(winner, ahead)}{points} ahead of {name}{_noise(winner, line, ahead, spread)}")
+    return f"For {what}, {title} is best with {shown(winner, of(winner))}{unit}: {', '.join(said)}."
 
 
 def _noise(a: Line, b: Line, difference: float, spread: Callable[[Line], float]) -> str:
@@ -416,10 +416,12 @@ def _noise(a: Line, b: Line, difference: float, spread: Callable[[Line], float])
     return " (more than seed noise)" if difference > 2 * error else " (within seed noise)"
 
 
-def _fine_tuned(lines: Sequence[Line]) -> Line | None:
+def fine_tuned(lines: Sequence[Line]) -> Line | None:
+    """FedAvg + fine-tune among the lines."""
     wanted = (("fedavg", "adapted"), ("fedavgft", "served"))
     return next((x for w in wanted for x in lines if (_name(x.method), x.stage) == w), None)
 
 
-def _alone(lines: Sequence[Line]) -> Line | None:
+def alone(lines: Sequence[Line]) -> Line | None:
+    """Local, as served, among the lines."""
     return next((line for line in lines if _name(line.method) == "local" and line.stage == "served"), None)
