@@ -15,6 +15,7 @@ from coterie import checkpoint, registry, server
 from coterie.churn import NEVER
 from coterie.config import Training, build
 from coterie.data import Federation
+from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, validation_score
 from coterie.folder import Folder
 from coterie.joint import Settle, Stack, Work, alone, family, most_clients, pays
