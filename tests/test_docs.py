@@ -1,8 +1,9 @@
 """What the documents show works: every code block runs, links lead somewhere, and the site builds and is complete.
 
 A page is one test. Its blocks run in their order in a folder of their own, Python blocks in one namespace. A block with
-a title (```python title="mine.py") is that file. Commands run through the real command line in this process, with at
-most 2 rounds and 1 seed: what a page shows takes minutes, and more rounds would try nothing else. A block that cannot
+a title (```python title="mine.py") is that file. Commands run through the real command line in this process, with 1
+round and 1 seed, and their pictures are drawn coarsely: what a page shows takes minutes, and more would try nothing else.
+`make TARGET` runs the target's `coterie` commands the same way. A block that cannot
 run here says why in the line before it, `<!-- not run: reason -->`; its commands must still be understood.
 """
 
@@ -15,6 +16,7 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -32,9 +34,10 @@ FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE |
 REASON = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 LANGUAGES = ("python", "console", "toml", "text")
-NOT_RUN = 15
+NOT_RUN = 16
 """How many blocks have a reason not to run; whoever adds one raises it on purpose."""
 COMMANDS = typer.main.get_command(app).commands
+COMING = {"data.md", "models.md", "advise.md", "report.md", "presets.md", "newcomers.md"} - {p.name for p in PAGES}
 
 
 @dataclass
@@ -69,11 +72,11 @@ def recipe(target):
 
 
 def shortened(words):
-    """At most 2 rounds and 1 seed."""
-    if words[0] not in ("run", "compare"):
+    """1 round and 1 seed."""
+    if words[0] not in ("run", "compare", "advise"):
         return words
     kept = re.sub(r" --(rounds|seeds) \S+", "", shlex.join(words))
-    return [*shlex.split(kept), "--rounds", "2", *(["--seeds", "1"] if words[0] == "compare" else [])]
+    return [*shlex.split(kept), "--rounds", "1", *(["--seeds", "1"] if words[0] != "run" else [])]
 
 
 def coming(words):
@@ -89,6 +92,7 @@ class Reader:
         self.folder, self.monkeypatch = folder, monkeypatch
         self.module = types.ModuleType("coterie_docs_page")
         monkeypatch.setitem(sys.modules, self.module.__name__, self.module)  # where dataclasses look for names
+        monkeypatch.setitem(matplotlib.rcParams, "savefig.dpi", 40)
         monkeypatch.chdir(folder)
 
     def do(self, block):
@@ -199,6 +203,8 @@ def test_links_lead_somewhere(page):
             continue
         path, _, anchor = target.partition("#")
         found = (page if not path else page.parent / path).resolve()
+        if path in COMING:
+            continue
         assert found.exists(), f"{page.name} links to {target}"
         assert inside not in page.parents or inside in found.parents, f"{page.name}: {target} is not in the site"
         assert not anchor or anchor in anchors(found), f"{page.name} links to {target}; there is {anchors(found)}"
