@@ -2,8 +2,8 @@
 
 A page is one test. Its blocks run in their order in a folder of their own, Python blocks in one namespace. A block with
 a title (```python title="mine.py") is that file. Commands run through the real command line in this process, with 1
-round and 1 seed, and their pictures are drawn coarsely: what a page shows takes minutes, and more would try nothing else.
-`make TARGET` runs the target's `coterie` commands the same way. A block that cannot
+round and 1 seed, and their pictures are coarse: what a page shows takes minutes, and more would try nothing else. `make
+TARGET` runs the target's `coterie` commands in the same way; a target that has none must be there. A block that cannot
 run here says why in the line before it, `<!-- not run: reason -->`; its commands must still be understood.
 """
 
