@@ -246,7 +246,7 @@ def leaf(cls: type[Entry], traffic: str = "") -> str:
     equation, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
     parts = [f"# {title}", _prose(f"{line[:1].upper()}{line[1:]}"), f"```text\n{equation}\n```", _prose(rest)]
     facts = [(name, _prose(text)) for name, text in _facts(cls()) if name != "citation"]
-    parts += ["## State and traffic" if issubclass(cls, Method) else "## Use", markdown_table(("", ""), facts), traffic]
+    parts += ["## State and traffic" if issubclass(cls, Method) else "## Use", markdown_table(("", title), facts), traffic]
     given, said = own_options(cls()), explained(cls)
     if given:
         rows = []
@@ -329,6 +329,13 @@ def _code(cls: type[Entry]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text whose formulas Markdown would take for markup; what stands between backticks is left alone."""
-    marks = r"`[^`]*`|[<*~]|(?<!\w)_|^[-+=#]"
-    return re.sub(marks, lambda found: found[0] if found[0][0] == "`" else f"\\{found[0]}", text, flags=re.MULTILINE)
+    """Text whose formulas Markdown would take for markup; what stands between backticks is left alone.
+
+    Not every reader of Markdown lets a backslash stand before `<`, `~` and `=`, so these become entities.
+    """
+    marks, entities = r"`[^`]*`|[<*~]|(?<!\w)_|^[-+=#]", {"<": "&lt;", "~": "&#126;", "=": "&#61;"}
+
+    def plain(found: re.Match[str]) -> str:
+        return found[0] if found[0][0] == "`" else entities.get(found[0], f"\\{found[0]}")
+
+    return re.sub(marks, plain, text, flags=re.MULTILINE)
