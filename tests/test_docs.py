@@ -8,6 +8,7 @@ run here says why in the line before it, `<!-- not run: reason -->`; its command
 """
 
 import html
+import inspect
 import re
 import shlex
 import sys
@@ -248,13 +249,15 @@ def nobody_else_is_asked(site):
 
 
 def has_a_page(site, cls):
-    """With its options, citation and traffic, in the index and in the search."""
+    """With every word of its docstring, its options, citation and traffic; in the index and in the search."""
     method = cls.name in registry.methods()
     folder = "methods" if method else "aggregators"
     text = html.unescape(re.sub(r"<[^>]+>", "", (site / folder / f"{cls.name}.html").read_text()))
     traffic = "Nothing travels." if cls.name == "local" else "bytes per client and round."
     for wanted in [*catalogue.own_options(cls()), cls.cite, traffic if method else "fewest clients"]:
         assert wanted in text, f"{cls.name}: {wanted}"
+    said = re.sub(r"[`\s]", "", inspect.getdoc(cls))
+    assert said in re.sub(r"[`\s]", "", text), f"{cls.name}: markup swallowed a part of its docstring"
     assert f"{folder}/{cls.name}.html" in (site / f"{folder}.html").read_text()
     assert f'"{folder}/{cls.name}.html"' in (site / "search" / "search_index.json").read_text()
 

@@ -246,7 +246,8 @@ def leaf(cls: type[Entry], traffic: str = "") -> str:
     equation, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
     parts = [f"# {title}", _prose(f"{line[:1].upper()}{line[1:]}"), f"```text\n{equation}\n```", _prose(rest)]
     facts = [(name, _prose(text)) for name, text in _facts(cls()) if name != "citation"]
-    parts += ["## State and traffic" if issubclass(cls, Method) else "## Use", markdown_table(("", title), facts), traffic]
+    parts.append("## State and traffic" if issubclass(cls, Method) else "## Use")
+    parts += [markdown_table(("", title), facts), traffic]
     given, said = own_options(cls()), explained(cls)
     if given:
         rows = []
