@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-flower test test-flower screenshots check clean
+.PHONY: demo demo-flower test test-flower screenshots check docs clean
 
 demo demo/report.html: $(READY)
 	rm -rf demo
@@ -30,10 +30,14 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The variable silences a notice of the theme's authors about another program.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,flower]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,flower]"
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) demo demo-flower build *.egg-info
+	rm -rf $(VENV) demo demo-flower site build *.egg-info
