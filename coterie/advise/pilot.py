@@ -57,7 +57,7 @@ class Pilot:
 def advise(
     model: ModelLike, federation: Federation, *, newcomers: Newcomers = "some", objective: Objective = "mean",
     budget: float = 180.0, rounds: int | None = None, seeds: int = 2, head: str | None = None,
-    tell: Callable[[str], None] = lambda text: None, watch: Callable[[int], runs.Watch | None] = lambda count: None,
+    tell: Callable[[str], None] = lambda text: None, watch: runs.Watch | None = None,
     **training: Any,
 ) -> Pilot:
     """Run the pilot on a federation and decide. Its unseen clients play the newcomers.
@@ -90,7 +90,7 @@ def advise(
     data = federation if plan.samples is None else fewer(federation, plan.samples)
     every = max(1, plan.rounds // 4)
     results = runs.compare(
-        chosen, model, data, seeds=plan.seeds, head=head, watch=watch(len(chosen) * plan.seeds),
+        chosen, model, data, seeds=plan.seeds, head=head, watch=watch,
         **{**training, "rounds": plan.rounds, "evaluate_every": every},
     )
     sizes = federation.sizes("train")[federation.seen]
@@ -190,8 +190,8 @@ def _sized(
         samples = int(min(0.7, fit) * largest)
         if samples < LEAST_SAMPLES or free <= 0:
             raise CoterieError(
-                f"a pilot of {LEAST_ROUNDS} rounds does not fit into {budget:g} seconds here; give it more (--budget), a "
-                "smaller --model, or say how many --rounds it may take however long they last."
+                f"a pilot of {LEAST_ROUNDS} rounds does not fit into {budget:g} seconds here; give it more (--budget), "
+                "a smaller --model, or say how many --rounds it may take however long they last."
             )
         data = fewer(federation, samples)
 

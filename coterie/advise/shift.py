@@ -107,13 +107,10 @@ def clusters(pulls: Array) -> Clusters:
     """Groups among rows `[clients, D]`: how each client moves a shared model.
 
     Their common part is taken off, rows get length 1, and k-means is tried for K = 2 to 6 groups in the K - 1 leading
-    principal components, in which the centres of K groups lie. Its silhouette (Rousseeuw 1987) is compared with those of
-    20 normal clouds with the same variances, the null of SigClust (Liu et al. 2008). K is where the lead over the cloud
-    is largest, in the cloud's standard deviations; below 4 there is one cloud.
+    principal components, in which the centres of K groups lie. Its silhouette (Rousseeuw 1987) is compared with those
+    of 20 normal clouds with the same variances, the null of SigClust (Liu et al. 2008). K is where the lead over the
+    cloud is largest, in the cloud's standard deviations; below 4 there is one cloud.
     """
-    from sklearn.cluster import KMeans
-    from sklearn.metrics import silhouette_score
-
     m = len(pulls)
     found = Clusters(1, 0.0, 0.0, 0.0, (0,) * m)
     rows = _unit(pulls - pulls.mean(0))
@@ -123,14 +120,10 @@ def clusters(pulls: Array) -> Clusters:
     rank = int((values > 1e-9 * max(values[-1], 1e-30)).sum())
     clouds = np.random.default_rng(0).standard_normal((CLOUDS, m, MOST_GROUPS - 1))
 
-    def grouping(points: Array, k: int, tries: int) -> tuple[float, Any]:
-        groups = KMeans(k, n_init=tries, random_state=0).fit_predict(points)
-        return (float(silhouette_score(points, groups)) if len(set(groups)) > 1 else 0.0, groups)
-
     for k in range(2, min(MOST_GROUPS, m // 3, rank + 1) + 1):
         points = scores[:, : k - 1]
-        value, groups = grouping(points, k, 10)
-        null = [grouping(cloud[:, : k - 1] * points.std(0), k, 3)[0] for cloud in clouds]
+        value, groups = _grouping(points, k)
+        null = [_grouping(cloud[:, : k - 1] * points.std(0), k)[0] for cloud in clouds]
         lead = (value - float(np.mean(null))) / max(float(np.std(null)), 1e-6)
         if lead > found.lead:
             clear = lead >= CLEAR
@@ -141,3 +134,39 @@ def clusters(pulls: Array) -> Clusters:
 
 def _unit(rows: Array) -> Array:
     return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30))
+
+
+def _grouping(points: Array, k: int) -> tuple[float, Any]:
+    """k-means `[m, d]` with the best of ten starts, each a point and then always the point farthest from those taken:
+    its silhouette and the groups `[m]`."""
+    apart = np.linalg.norm(points[:, None] - points[None], axis=2)  # [m, m]
+    best, found = np.inf, np.zeros(len(points), int)
+    for first in np.linspace(0, len(points) - 1, min(10, len(points))).astype(int):
+        taken = [int(first)]
+        while len(taken) < k:
+            taken.append(int(apart[taken].min(0).argmax()))
+        centres = points[taken]
+        for _ in range(100):
+            groups = ((points[:, None] - centres[None]) ** 2).sum(2).argmin(1)
+            moved = np.stack([points[groups == g].mean(0) if (groups == g).any() else centres[g] for g in range(k)])
+            if np.array_equal(moved, centres):
+                break
+            centres = moved
+        cost = float(((points - centres[groups]) ** 2).sum())
+        if cost < best:
+            best, found = cost, groups
+    return _silhouette(apart, found), found
+
+
+def _silhouette(apart: Array, groups: np.ndarray[Any, Any]) -> float:
+    """Mean of (b - a) / max(a, b): a a point's mean distance to its own group, b to the nearest other; 0 if alone."""
+    member = groups[None] == np.unique(groups)[:, None]  # [k, m]
+    if len(member) < 2:
+        return 0.0
+    total = apart @ member.T  # [m, k]
+    size = member.sum(1)
+    own = member.argmax(0)
+    a = total[np.arange(len(groups)), own] / np.maximum(size[own] - 1, 1)
+    other = np.where(member.T, np.inf, total / size)
+    b = other.min(1)
+    return float(np.where(size[own] > 1, (b - a) / np.maximum(np.maximum(a, b), 1e-30), 0.0).mean())
