@@ -116,7 +116,7 @@ def decide(findings: Findings) -> Advice:
 
 def _standings(candidates: Sequence[Candidate], weight: float, objective: Objective) -> list[Standing]:
     """Candidates with finite scores against the best of them, in the order given."""
-    fine = [c for c in candidates if np.isfinite(np.nanmean(c.seen)) and (not weight or np.isfinite(np.nanmean(c.new)))]
+    fine = [c for c in candidates if _finite(c.seen) and (not weight or _finite(c.new))]
     if not fine:
         return []
     seeds, clients = fine[0].seen.shape
@@ -138,6 +138,11 @@ def _standings(candidates: Sequence[Candidate], weight: float, objective: Object
         Standing(c, value, high - value, 0.0 if c is top else float(np.std(reference - values(c, drawn))))
         for c, value in found
     ]
+
+
+def _finite(scores: Array) -> bool:
+    """Whether a mean over clients can be taken: somebody has a score, and nobody an infinite one."""
+    return bool((~np.isnan(scores)).any() and not np.isinf(scores).any())
 
 
 def _over_clients(

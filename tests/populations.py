@@ -61,4 +61,4 @@ def businesses(seed=0, count=30, n=80):
     rng = np.random.default_rng(seed)
     W, _ = _teacher(rng)
     kinds = [_reading(rng) for _ in range(3)]
-    return Population([_labelled(rng, W, kinds[i % 3], n) for i in range(count)], 6, "some", 3)
+    return Population([_labelled(rng, W, kinds[i % 3], n) for i in range(count)], count // 5, "some", 3)
