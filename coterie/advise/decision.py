@@ -86,7 +86,7 @@ class Advice:
     best: Standing
     standings: tuple[Standing, ...]
     local: Literal["too small", "as good", "enough"]
-    """Local against the better stage of FedAvg, beyond noise: worse, neither, better."""
+    """Local against the best that is shared, for the clients that train, beyond noise: worse, neither, better."""
     for_newcomers: Standing | None
     """The candidate newcomers alone would choose, where that is beyond noise better for them than the chosen one."""
     new_behind: float
@@ -161,11 +161,11 @@ def _over_clients(
 
 def _alone(findings: Findings) -> Literal["too small", "as good", "enough"]:
     """Whether clients have enough data to learn alone, judged by the clients that trained."""
-    local = [c for c in findings.candidates if c.family == "local"]
-    shared = [c for c in findings.candidates if c.method == "fedavg"]
-    if not local or not shared:
+    local = [c for c in findings.candidates if c.family == "local" and _finite(c.seen)]
+    others = [c for c in findings.candidates if c.family != "local" and _finite(c.seen)]
+    if not local or not others:
         return "as good"
-    better = max(shared, key=lambda c: float(np.nanmean(c.seen)))
+    better = max(others, key=lambda c: float(np.nanmean(c.seen)))
     ranked = _standings([*local, better], 0.0, "mean")
     for one in ranked:
         if one.beyond_noise:

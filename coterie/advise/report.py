@@ -81,13 +81,13 @@ def _alone(pilot: Pilot) -> str:
     found = pilot.findings
     named = {c.label: c for c in found.candidates}
     local = _value(pilot, float(np.nanmean(named["local"].seen)))
-    shared = max((c for c in found.candidates if c.method == "fedavg"), key=lambda c: float(np.nanmean(c.seen)))
+    shared = max((c for c in found.candidates if c.family != "local"), key=lambda c: float(np.nanmean(c.seen)))
     numbers = f"Local {local}, {shared.label} {_value(pilot, float(np.nanmean(shared.seen)))}"
     least, median = found.samples
     sizes = f"{median} training samples in the median, {least} at least"
     return {
         "too small": f"Clients are too small to learn alone ({sizes}): {numbers}.",
-        "as good": f"Learning alone and sharing one model are equally good ({sizes}): {numbers}.",
+        "as good": f"Learning alone and learning from others are equally good ({sizes}): {numbers}.",
         "enough": f"Clients have enough data to learn alone ({sizes}): {numbers}.",
     }[pilot.advice.local]
 

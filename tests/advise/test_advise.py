@@ -41,7 +41,7 @@ def test_each_population_gets_the_family_that_was_expected(name):
     assert pilot.findings.newcomers_held_out == population.unseen
     if name == "businesses":  # customers of one type have the same answers, those of different types do not
         assert pilot.findings.clusters.count >= 3
-        assert pilot.advice.local == "as good" or pilot.advice.local == "too small"
+        assert pilot.advice.local == "too small"  # 48 samples a customer, ten times as many among its like
     if name == "hospitals":
         assert not pilot.findings.clusters.exist  # no two hospitals alike, by construction
     said = " ".join(report.sentences(pilot))
