@@ -28,7 +28,8 @@ FAMILIES = {
 FIRST = 5
 """Rounds of FedAvg after which the clients' pulls are looked at for groups."""
 LEAST_ROUNDS, MOST_ROUNDS = 10, 40
-LEAST_SAMPLES = 32
+LEAST_SHARE = 0.5
+"""Of the median client's training samples, at least so many are kept: with fewer, the question is another one."""
 LABELS_DIFFER = 0.1
 """Label distance beyond chance from which on class-wise averaging is tried, and conflict-free averaging is not."""
 
@@ -188,7 +189,7 @@ def _sized(
         largest = int(data.sizes("train")[data.seen].max())
         fit = 0.8 * free / (LEAST_ROUNDS * each + 5 * once)
         samples = int(min(0.7, fit) * largest)
-        if samples < LEAST_SAMPLES or free <= 0:
+        if samples < LEAST_SHARE * np.median(federation.sizes("train")[federation.seen]) or free <= 0:
             raise CoterieError(
                 f"a pilot of {LEAST_ROUNDS} rounds does not fit into {budget:g} seconds here; give it more (--budget), "
                 "a smaller --model, or say how many --rounds it may take however long they last."

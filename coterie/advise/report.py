@@ -85,6 +85,8 @@ def _alone(pilot: Pilot) -> str:
     numbers = f"Local {local}, {shared.label} {_value(pilot, float(np.nanmean(shared.seen)))}"
     least, median = found.samples
     sizes = f"{median} training samples in the median, {least} at least"
+    if pilot.plan.samples is not None:
+        sizes += f"; the pilot used at most {pilot.plan.samples}"
     return {
         "too small": f"Clients are too small to learn alone ({sizes}): {numbers}.",
         "as good": f"Learning alone and learning from others are equally good ({sizes}): {numbers}.",
