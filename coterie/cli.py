@@ -264,6 +264,36 @@ def bench_command(
     wide.print(bench.table(timings))
 
 
+@app.command("advise")
+def advise_command(
+    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
+    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Rounds of the pilot; by default what fits into the budget.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Number of seeds.")] = 2,
+    budget: Annotated[float, typer.Option("--budget", help="Seconds the pilot may take.")] = 180.0,
+    newcomers: Annotated[
+        str, typer.Option("--newcomers", help="How often new clients come: often, some or none.")
+    ] = "some",
+    objective: Annotated[
+        str, typer.Option("--objective", help="What counts: the mean client or the worst tenth (worst).")
+    ] = "mean",
+    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+) -> None:
+    """Which way of personalization fits these clients? A short pilot, and advice with the numbers behind it."""
+    from coterie.advise import command
+
+    experiment = _experiment(config, data, partition, clients, unseen, model, head, None, settings or [], ())
+    with console.status("pilot") as shown:
+        pilot, go_on = command.run(
+            experiment, settings or [], rounds, seeds, budget, newcomers, objective,
+            lambda text: shown.update(text) if console.is_terminal else None,
+        )
+    folder = out or _fresh_folder("advice")
+    command.show(pilot, go_on, folder, _wide())
+
+
 @app.command("textbook")
 def textbook_command(
     out: Annotated[Path, typer.Option("--out", help="Where the two pictures go.")] = Path("runs/textbook"),
