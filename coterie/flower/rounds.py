@@ -343,7 +343,8 @@ class Rounds:
             "protocol": wire.PROTOCOL, "kind": kind, "experiment": self.job.experiment, "job": self.job.values(),
             "method": self.spelling, "options": repr(self.method), "layout": self.layout.digest,
             "round": self.rounds_done, "number": self.numbers[name], "population": self.population,
-            "record": type(record).__name__, "merged": self.merged.get(name, JOINED), **more,
+            "record": type(record).__name__, "merged": self.merged.get(name, JOINED), "deadline": self.policy.deadline,
+            **more,
         }, dict(tensors))
 
     def _payloads(self, server: Record, names: Sequence[str], more: Mapping[str, dict[str, Any]]) -> dict[str, Part]:

@@ -12,12 +12,13 @@ import threading
 import time
 from pathlib import Path
 
-import faulty_sites
 import numpy as np
 import pytest
 import sites as toy
 
 pytest.importorskip("flwr")
+
+import faulty_sites
 
 from coterie.flower import keys
 from coterie.flower.checks import Limits

@@ -109,6 +109,7 @@ def test_a_folder_keeps_its_experiment(config, tmp_path):
     (["status", ".", "--lift", "oslo"], "oslo is not quarantined; quarantined are: none"),
 ])
 def test_wrong_words_are_a_sentence(tmp_path, monkeypatch, words, sentence):
+    pytest.importorskip("flwr")
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, CoterieError)
