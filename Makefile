@@ -1,12 +1,12 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`. `make test-flower` and `make demo-flower`
-# do the same across real processes.
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make test-long` holds the tests that take
+# minutes; `make test-flower` and `make demo-flower` do the same across real processes.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-flower test test-flower screenshots check docs clean
+.PHONY: demo demo-flower test test-long test-flower screenshots check docs clean
 
 demo: $(READY)
 	rm -rf demo
@@ -19,6 +19,9 @@ demo-flower: $(READY)
 
 test: $(READY) check
 	$(BIN)/python -m pytest -n 2
+
+test-long: $(READY)
+	$(BIN)/python -m pytest -n 2 -m long
 
 test-flower: $(READY)
 	$(BIN)/python -m pytest tests/flower -m flower

@@ -60,6 +60,7 @@ def test_only_those_who_are_there_are_asked_and_scored(tiny):
         assert set(asked) <= set(data.there(t))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_lives_with_churn(tiny, method):
     """Finite models for everybody, also for who left; waves and the loop give the same; a snapshot taken before the

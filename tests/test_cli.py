@@ -122,6 +122,7 @@ def test_markdown_of_an_unfinished_comparison_says_so_beside_the_tables(compared
     assert "| fedper |" in shown.out
 
 
+@pytest.mark.long
 def test_compare_all_trains_every_method_once(tmp_path):
     """Every file of the methods' folder, next to a method that is named besides; one step each, three clients."""
     x = np.random.default_rng(0).standard_normal((90, 5)).astype(np.float32)
@@ -361,6 +362,7 @@ def wait_for_rounds(path, count, process):
     raise AssertionError(f"{path} never reached {count} rounds")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_run_is_shown_and_resumed_to_the_same_rows(tmp_path, how):
     """ctrl-C and kill -9 of the real command, then show and resume: the rows of an undisturbed run, bit for bit."""
@@ -388,6 +390,7 @@ def test_a_stopped_run_is_shown_and_resumed_to_the_same_rows(tmp_path, how):
     assert [json.loads(x)["round"] for x in lines if '"kind": "round"' in x] == list(range(80))  # each once
 
 
+@pytest.mark.long
 def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
     words = ["compare", "fedper", *SMALL, "--rounds", 40]
     assert coterie(*words, "--out", "whole", cwd=tmp_path).returncode == 0
@@ -402,6 +405,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path):
         assert results[0]["rows_sha256"] == results[1]["rows_sha256"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_seeds_that_share_a_stack_are_stopped_and_resumed_to_the_same_rows(tmp_path, how):
     """The seeds of fedavg run side by side when the command is stopped; both are resumed, bit for bit."""

@@ -56,6 +56,7 @@ def ended(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.long
 def test_killed_at_20_random_moments_and_resumed_to_the_same_rows(tmp_path):
     """kill -9 anywhere between the first file and the last: resuming gives the bits of the undisturbed run."""
     started = time.monotonic()

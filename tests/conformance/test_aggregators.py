@@ -36,6 +36,7 @@ def test_the_page_is_complete(aggregator):
         assert registry.method(f"fedavg+{aggregator}:{preset}").aggregator == getattr(cls, preset)()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("aggregator", AGGREGATORS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_with_every_aggregator(tiny, data, method, aggregator):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import coterie
 
 TOY = '''
@@ -51,6 +53,7 @@ def run(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 def test_a_new_file_is_a_new_method(tmp_path):
     package, tests = Path(coterie.__file__).parent, Path(__file__).parent.parent
     shutil.copytree(package, tmp_path / "coterie", ignore=shutil.ignore_patterns("__pycache__"))
@@ -73,6 +76,7 @@ def test_a_new_file_is_a_new_method(tmp_path):
     assert "halfway:a=0.3" in done.stdout
 
 
+@pytest.mark.long
 def test_a_method_in_a_file_of_its_own_runs_by_its_path(tmp_path):
     """For people who do not own the package: the same class from any file, resumed as well."""
     (tmp_path / "mine.py").write_text(TOY)

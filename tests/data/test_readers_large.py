@@ -22,6 +22,7 @@ from coterie.simulate import Simulation
 
 LIMIT = 28 << 20
 SIZE = 36 << 20
+pytestmark = pytest.mark.long
 FORMATS = ("npz", "compressed", "images", "csv", "parquet", "hub", "bin", "cifar", "idx", "leaf", "pfllib")
 
 READ = """
@@ -66,8 +67,8 @@ def plain():
     return len(np.load(root / "large" / "npz" / "d.npz")["x"])
 
 
-def trained():
-    source = load(root / "large" / "bin" / "cifar-10-batches-bin")
+def trained(size="large"):
+    source = load(root / size / "bin" / "cifar-10-batches-bin")
     size = source.x.numel() * 4
     owned = np.array_split(np.arange(len(source.x)), 4)
     federation = Federation.from_assignment(source.x, source.y, owned)
@@ -78,6 +79,7 @@ def trained():
 
 for folder in sorted((root / "small").iterdir()):  # the libraries take what they need anyway
     read(folder)
+trained("small")
 gc.collect()
 for folder in sorted((root / "large").iterdir()):
     told(folder.name, LIMIT, lambda: read(folder))
