@@ -14,7 +14,8 @@ SuperNode, which starts a client app for each message. What was measured with fl
   status 1 and "Exit Code: 305" in its log. An unknown key reads the same. `supervise` tries again until it is let in.
 - A SuperNode whose CA did not sign the server's certificate ends likewise; `supervise` finds out before it starts one.
 - `flwr ... --format json` exits with 0 on failure too; the answer's "success" counts.
-- The tools find each other by PATH, and SuperLink and SuperNode end their helper processes when they are killed.
+- The tools find each other by PATH, and SuperLink and SuperNode end their helper processes when they are killed. The
+  app of a message that was being answered outlives them, waiting for ever; `sweep` ends it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -164,6 +165,17 @@ class Process:
             return file.read()
 
 
+def sweep(flower: Path) -> int:
+    """End what still runs with this Flower folder (Linux only): apps that outlived the process they belonged to."""
+    mine, ended = f"FLWR_HOME={flower}".encode(), 0
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mine in path.read_bytes().split(b"\0") and int(path.parent.name) != os.getpid():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+                ended += 1
+    return ended
+
+
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -283,6 +295,7 @@ class SuperLink:
         """End it and the server app in it."""
         if self._process is not None:
             self._process.stop()
+            sweep(self.home / "flwr")
 
     def admit(self) -> dict[str, str]:
         """Register every public key of the server's folder; node id -> client name, also written to `nodes.json`."""
@@ -425,6 +438,7 @@ def supervise(
                         told, joined, delay, last = True, True, 1.0, ""
                 if stop.is_set():
                     break
+                sweep(home / "flwr")
                 since = time.monotonic() if told else since
                 reason = _why(node, home)
             if reason != last:
@@ -437,6 +451,7 @@ def supervise(
     finally:
         if node is not None:
             node.stop()
+            sweep(home / "flwr")
             say(f"{name} has left")
 
 

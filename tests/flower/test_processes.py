@@ -166,6 +166,19 @@ def test_a_killed_supervisor_leaves_nothing_behind(tmp_path):
     wait(gone, 10, "the child is still there")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
+def test_what_outlived_its_node_is_ended(tmp_path):
+    """Apps are known by the Flower folder in their environment; others stay."""
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    mine = Process(command, tmp_path / "mine", processes.environment(tmp_path / "flwr"))
+    other = Process(command, tmp_path / "other", processes.environment(tmp_path / "flwr2"))
+    wait(lambda: b"FLWR_HOME" in Path(f"/proc/{mine.pid}/environ").read_bytes(), 10, "not started")
+    assert processes.sweep(tmp_path / "flwr") == 1
+    wait(lambda: not mine.alive, 10, "it lives")
+    assert other.alive
+    other.stop()
+
+
 def test_sigterm_is_a_keyboard_interrupt():
     with pytest.raises(KeyboardInterrupt), processes.stoppable():  # noqa: PT012 (the signal comes when it comes)
         os.kill(os.getpid(), signal.SIGTERM)
