@@ -22,7 +22,7 @@ from coterie.flower.checks import KEPT, ask_to_lift
 from coterie.flower.job import Job
 from coterie.flower.loopback import Loopback
 from coterie.flower.plan import PLAN, Plan
-from coterie.flower.rounds import STATUS, Rounds, drive
+from coterie.flower.rounds import STATUS, Rounds, check, drive
 from coterie.flower.site import Site, described, join
 from coterie.flower.wire import Failure, Part
 from coterie.folder import Folder
@@ -41,9 +41,12 @@ def serve(
 
     address = Address.of(listen)
     read = _keys(keys, insecure, "server", ServerKeys.read)
+    plan = Plan.configured(config)
+    for job in plan.jobs:
+        check(job, plan.policy)
     home = folder.resolve() / LINK
     home.mkdir(parents=True, exist_ok=True)
-    plan = Plan.configured(config).placed(folder.resolve())
+    plan = plan.placed(folder.resolve())
     plan = replace(plan, nodes=None if read is None else str(home / NODES),
                    messages=str(folder.resolve() / "messages") if keep_messages else None)
     plan.write(folder / PLAN)

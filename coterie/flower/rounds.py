@@ -516,6 +516,13 @@ class Rounds:
         log.info("%s: resumed after round %d of %d", self.spelling, self.rounds_done, self.training.rounds)
 
 
+def check(job: Job, policy: Policy) -> None:
+    """Raise before anything is started if the experiment cannot run with so many sites, or not as private as asked."""
+    rounds = Rounds(job, policy, set)
+    rounds._begin(policy.sites)
+    serving.check(rounds.method, policy.sites, rounds.layout)
+
+
 def serve(
     jobs: Sequence[Job], transport: Transport, policy: Policy, folder: Path | None = None, check: Check | None = None,
     linger: float = 0.0,

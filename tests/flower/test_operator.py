@@ -116,6 +116,23 @@ def test_wrong_words_are_a_sentence(tmp_path, monkeypatch, words, sentence):
     assert sentence in str(result.exception)
 
 
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"fedper": "fedavg+private:sigma=1", "rounds = 2": 'rounds = 2\nsampling = "poisson"'}, "sites' scores"),
+    ({"fedper": "fedavg+krum:faulty=1", "sites = 3": "sites = 2"}, "needs at least"),
+])
+def test_what_cannot_run_is_refused_before_the_server_starts(config, tmp_path, changes, sentence):
+    """Nothing is left behind: neither a process nor a folder."""
+    pytest.importorskip("flwr")
+    text = CONFIG
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    config.write_text(text)
+    result = CliRunner().invoke(app, ["server", str(config), "--out", str(tmp_path / "run"), "--insecure"])
+    assert isinstance(result.exception, CoterieError)
+    assert sentence in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("method", "introduces", "uploads"), [
     ("fedper", set(), {"update"}), ("pacfl", {"basis"}, {"update"}), ("fedfew", set(), {"update", "loss"}),
 ])
