@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 import coterie
-from coterie import registry, runs
+from coterie import registry, runs, saved
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
 from coterie.folder import Folder, environment
@@ -27,7 +27,6 @@ from coterie.report.table import markdown as as_markdown
 from coterie.result import Result
 
 DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
-EXPERIMENT = "experiment.json"
 
 app = typer.Typer(
     help="Personalized federated learning: compare methods honestly, then deploy the one that fits.",
@@ -58,7 +57,7 @@ PartitionOption = Annotated[
 ]
 ClientsOption = Annotated[int | None, typer.Option("--clients", help="Clients that train.")]
 UnseenOption = Annotated[int | None, typer.Option("--unseen", help="Further clients kept out of training.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="mlp, cnn, ...; with options: mlp:hidden=64,32")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="mlp, cnn, ... or file.py:Net; options: mlp:hidden=8")]
 HeadOption = Annotated[str | None, typer.Option("--head", help="The layer that makes the scores.")]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 SetOption = Annotated[
@@ -251,7 +250,10 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
     factory = experiment.factory(federation)
     training = {f.name: getattr(experiment.training, f.name) for f in fields(experiment.training)}
     if not resume:
-        runs.check(chosen, factory, federation, head=experiment.head, **training)
+        reason = runs.check(chosen, factory, federation, head=experiment.head, **training)
+        if reason:
+            console.print(f"{reason}. Clients are trained one after another: the same results, slower.", markup=False,
+                          highlight=False, soft_wrap=True)
         _write_experiment(folder, experiment, single)
     count = 1 if single else len(runs.with_baselines(chosen)) * experiment.seeds
     with Live(count) as live:
@@ -276,25 +278,22 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
 
 
 def _write_experiment(folder: Path, experiment: Experiment, single: bool) -> None:
-    if (folder / EXPERIMENT).exists():
+    if (folder / saved.EXPERIMENT).exists():
         raise CoterieError(f"{folder} already holds a run; `coterie resume {folder}` goes on, or choose another --out.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        record = {"single": single, "experiment": experiment.record(), "command": ["coterie", *sys.argv[1:]]}
-        (folder / EXPERIMENT).write_text(json.dumps({**record, "environment": environment()}, indent=2) + "\n")
+        record = {"single": single, "experiment": experiment.record(), "command": ["coterie", *sys.argv[1:]],
+                  **saved.keep_model_file(experiment, folder)}
+        (folder / saved.EXPERIMENT).write_text(json.dumps({**record, "environment": environment()}, indent=2) + "\n")
     except OSError as reason:
         raise CoterieError(f"the run folder {folder} cannot be written: {reason.strerror}.") from reason
 
 
 def _saved(folder: Path) -> tuple[Experiment, bool]:
-    path = folder / EXPERIMENT
-    if not path.is_file():
-        raise CoterieError(f"{folder} is not a run folder: it has no {EXPERIMENT}.")
-    try:
-        record = json.loads(path.read_text())
-        return Experiment.of(record["experiment"], str(path)), bool(record["single"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as reason:
-        raise CoterieError(f"{path} is damaged: {reason}.") from reason
+    experiment, single, note = saved.read_experiment(folder)
+    if note:
+        print(f"coterie: {note}", file=sys.stderr)
+    return experiment, single
 
 
 def _folders(folder: Path) -> list[Folder]:

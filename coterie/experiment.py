@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from coterie import models, registry
+from coterie import files, models, registry
 from coterie.config import Training, build, options
 from coterie.data import Federation, load, natural, partition
 from coterie.errors import CoterieError, unknown
@@ -38,7 +38,7 @@ class Experiment:
     data_seed: int = 0
     """Seed of partition and splits; it stays the same for all seeds of a comparison."""
     model: str = "mlp"
-    """`name:option=value,...`: linear, mlp, cnn, resnet18, textcnn, fasttext or sensor."""
+    """`name:option=value,...`: linear, mlp, cnn, resnet18, textcnn, fasttext, sensor, or `file.py:Net:option=value`."""
     head: str | None = None
     """The layer that makes the scores, when it is not the last linear one."""
     methods: tuple[str, ...] = ()
@@ -72,12 +72,14 @@ class Experiment:
             raise CoterieError(f"{path} is not valid TOML: {reason}.") from reason
         made = cls.of(values, str(path))
         beside = path.parent / made.data
-        return replace(made, data=str(beside)) if made.data.endswith(".npz") and beside.exists() else made
+        made = replace(made, data=str(beside)) if made.data.endswith(".npz") and beside.exists() else made
+        near = files.IN_FILE.match(str(path.parent / made.model))
+        return replace(made, model=near[0]) if near is not None and Path(near[1]).exists() else made
 
     def record(self) -> dict[str, Any]:
         """As plain values that `of` reads back."""
         data = str(Path(self.data).resolve()) if self.data.endswith(".npz") else self.data
-        return {**asdict(self), "methods": list(self.methods), "data": data}
+        return {**asdict(self), "methods": list(self.methods), "data": data, "model": files.resolved(self.model)}
 
     def federation(self) -> Federation:
         """Load, deal and split the data."""
@@ -98,16 +100,19 @@ class Experiment:
     def factory(self, federation: Federation) -> Callable[[], nn.Module]:
         """The model for this federation's samples."""
         name, given = parse_options(self.model)
-        outputs = federation.classes or (1 if federation.y.ndim == 1 else federation.y.shape[1])
-        return models.model(name, tuple(federation.x.shape[1:]), outputs, **given)
+        return models.model(name, tuple(federation.x.shape[1:]), federation.outputs, **given)
 
     def chosen(self) -> list[Method]:
         return [registry.method(spec) for spec in self.methods]
 
 
 def parse_options(text: str) -> tuple[str, dict[str, Any]]:
-    """`name:key=value,key=value` -> name and values as numbers where they look like numbers."""
-    name, _, rest = text.partition(":")
+    """`name:key=value,key=value` -> name and values as numbers where they look like numbers.
+
+    The name of something in a file holds a colon itself: `file.py:Name:key=value`.
+    """
+    file = files.IN_FILE.match(text)
+    name, _, rest = text.partition(":") if file is None else (f"{file[1]}:{file[2]}", ":", file[3] or "")
     found: dict[str, str] = {}
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")

@@ -108,7 +108,7 @@ class Federation:
         _require_share("val", val)
         _require_share("test", test)
         parts = [
-            _split(np.asarray(indices, dtype=np.int64), val, test, generator(seed, "split", i))
+            deal(np.asarray(indices, dtype=np.int64), val, test, generator(seed, "split", i))
             for i, indices in enumerate(assignment)
         ]
         split = {"val": val, "test": test, "unseen": unseen, "seed": seed}
@@ -185,6 +185,11 @@ class Federation:
     def population(self) -> int:
         """How many clients take part in training."""
         return self.trained
+
+    @property
+    def outputs(self) -> int:
+        """Numbers a model gives for a sample: the classes, or the targets."""
+        return self.classes or (1 if self.y.ndim == 1 else int(self.y.shape[1]))
 
     @property
     def seen(self) -> Ints:
@@ -324,7 +329,7 @@ def _require_share(what: str, share: float) -> None:
         raise CoterieError(f"{what} must be a share from 0 up to but not including 1, got {share}")
 
 
-def _split(indices: Ints, val: float, test: float, rng: np.random.Generator) -> list[Ints]:
+def deal(indices: Ints, val: float, test: float, rng: np.random.Generator) -> list[Ints]:
     """One client's indices shuffled and cut into train, val and test; training is never left empty."""
     shuffled = rng.permutation(indices)
     n_test = _held_out(len(shuffled), test)

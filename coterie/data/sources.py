@@ -15,6 +15,11 @@ from torch import Tensor
 
 from coterie.errors import CoterieError, unknown
 
+
+class NoLabels(CoterieError):  # noqa: N818 (named for what it says)
+    """Samples without labels: good for nothing but to be told so, except to a newcomer (see `coterie.newcomers`)."""
+
+
 SOURCES = ("digits", "<file>.npz")
 
 
@@ -56,7 +61,8 @@ def npz(path: str | Path) -> Source:
     arrays = _read(Path(path))
     for key in ("x", "y"):
         if key not in arrays:
-            raise CoterieError(f"'{path}' has no array '{key}'; it has {', '.join(sorted(arrays)) or 'none'}")
+            kind = NoLabels if key == "y" else CoterieError
+            raise kind(f"'{path}' has no array '{key}'; it has {', '.join(sorted(arrays)) or 'none'}")
     x, y, client = arrays["x"], arrays["y"], arrays.get("client")
     for key, array in arrays.items():
         if array.shape[:1] != x.shape[:1] or array.ndim == 0:

@@ -1,0 +1,55 @@
+"""How far an accuracy counted on few samples can be trusted: exact binomial and prediction intervals."""
+
+from __future__ import annotations
+
+import math
+
+from scipy import special, stats
+
+LEVEL = 0.95
+"""Of all intervals; half of what is left lies on either side."""
+
+
+def clopper_pearson(correct: float, n: int, level: float = LEVEL) -> tuple[float, float]:
+    """The exact binomial confidence interval for the probability of being correct, from `correct` of `n` samples."""
+    tail = (1 - level) / 2
+    low = special.betaincinv(correct, n - correct + 1, tail) if correct > 0 else 0.0
+    high = special.betaincinv(correct + 1, n - correct, 1 - tail) if correct < n else 1.0
+    return float(low), float(high)
+
+
+def predictive(correct: float, n: int, future: int, level: float = LEVEL) -> tuple[float, float]:
+    """The prediction interval for the accuracy on `future` further samples, from `correct` of `n`.
+
+    p | data ~ Beta(correct + 1/2, n - correct + 1/2) (Jeffreys), further correct ones | p ~ Binomial(future, p). The
+    ends are quantiles of that beta-binomial, so at least `level` of it lies between them, ends included.
+    """
+    tail = (1 - level) / 2
+    law = stats.betabinom(future, correct + 0.5, n - correct + 0.5)
+    return float(law.ppf(tail)) / future, float(law.ppf(1 - tail)) / future
+
+
+def exact_predictive(correct: int, n: int, future: int, level: float = LEVEL) -> tuple[float, float]:
+    """The exact frequentist counterpart of `predictive`: all j of `future` that a test does not tell from the data.
+
+    Given correct + j in all, the number among the first n is hypergeometric; j is kept where neither tail is below
+    (1 - level) / 2. It covers at least `level` for every p, and is the wider for it.
+    """
+    tail = (1 - level) / 2
+    kept = []
+    for j in range(future + 1):
+        law = stats.hypergeom(n + future, correct + j, n)
+        if law.cdf(correct) >= tail and law.sf(correct - 1) >= tail:
+            kept.append(j)
+    return min(kept) / future, max(kept) / future
+
+
+def mean_predictive(mean: float, deviation: float, n: int, future: int, level: float = LEVEL) -> tuple[float, float]:
+    """Student's prediction interval for the mean of `future` further values: mean -+ t s sqrt(1/n + 1/future).
+
+    For squared errors, which are not negative; future = 0 stands for endlessly many.
+    """
+    if n < 2:
+        return 0.0, math.inf
+    reach = float(stats.t.ppf(0.5 + level / 2, n - 1)) * deviation * math.sqrt(1 / n + (1 / future if future else 0.0))
+    return max(mean - reach, 0.0), mean + reach

@@ -1,0 +1,365 @@
+"""A model for a client that arrives after training, and an honest estimate of how good it is.
+
+The newcomer goes through the method's own rule for unseen clients (hello, introduce, admit, send, join, deploy), as in
+the evaluator; then its model may be adapted by local training. Whatever looks at its samples, the choice whether to
+adapt included, is repeated inside every fold of the cross-validation that makes the estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie import records
+from coterie.clients import Clients, introduce
+from coterie.cohort import Cohort
+from coterie.data import Federation, load
+from coterie.data.federation import deal
+from coterie.data.partition import Ints, generator
+from coterie.data.sources import NoLabels
+from coterie.errors import CoterieError, unknown
+from coterie.intervals import clopper_pearson, mean_predictive, predictive
+from coterie.net import Batch, Given, Net
+from coterie.records import Record
+from coterie.saved import Saved, anywhere
+
+FOLDS = 10
+"""Of the cross-validation behind the estimate; as many as samples where those are fewer."""
+INNER = 5
+"""Folds of the comparison that decides whether to adapt."""
+FEWEST = 5
+"""Labelled samples below which nothing is chosen or trained for a newcomer."""
+HELD = 1 << 28
+"""Bytes of samples computed together: folds are copies of a newcomer's samples."""
+
+Adapt = Literal["auto", "yes", "no"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the model scores on samples it has not seen, counted by cross-validation on the newcomer's `n` samples."""
+
+    metric: str  # accuracy, or loss (mean squared error) for regression
+    value: float
+    interval: tuple[float, float]  # for the metric on `future` further samples of this client, at intervals.LEVEL
+    future: int
+    confidence: tuple[float, float]  # for the metric on endlessly many
+    n: int
+    folds: int
+
+
+@dataclass(frozen=True)
+class Personal:
+    """A newcomer's model and how it came about."""
+
+    row: Tensor  # [D]
+    clients: Clients  # layout, module and samples
+    client: str
+    round: int
+    adapted: bool
+    estimate: Estimate | None  # none for the fallback
+    why: tuple[str, ...]  # sentences
+    facts: Mapping[str, Any]  # the same as numbers
+
+    @property
+    def fallback(self) -> bool:
+        return self.estimate is None
+
+
+def read(path: str | Path, client: str | None = None) -> tuple[Tensor, Tensor] | None:
+    """One client's labelled samples from a file, or None where there are no labels; a label of -1 stands for none."""
+    try:
+        source = load(path)
+    except NoLabels:
+        return None
+    x, y = source.x, source.y
+    if source.client is not None:
+        names = sorted({str(c) for c in source.client})
+        if client is None and len(names) > 1:
+            raise CoterieError(f"{path} holds the samples of {len(names)} clients; name the newcomer with --client.")
+        if client is not None and client not in names:
+            raise unknown(f"client in {path}", client, names)
+        mine = torch.from_numpy(np.array([client is None or str(c) == client for c in source.client]))
+        x, y = x[mine], y[mine]
+    elif client is not None:
+        raise CoterieError(f"{path} names no clients; leave --client out.")
+    if not y.is_floating_point() and y.ndim == 1:
+        x, y = x[y != -1], y[y != -1]
+    return (x, y) if len(y) else None
+
+
+def personalize(
+    saved: Saved, data: tuple[Tensor, Tensor] | None, name: str = "newcomer", adapt: Adapt = "auto",
+    future: int | None = None, seed: int = 0,
+) -> Personal:
+    """The newcomer's model by the run's method, with an estimate for `future` further samples (by default n / 3).
+
+    Without labels, or with fewer than FEWEST of them, it is the method's fallback, and there is no estimate.
+    """
+    desk = Desk(saved, seed)
+    n = 0 if data is None else len(data[0])
+    if data is None or n < FEWEST:
+        return desk.give_fallback(name, n)
+    x, y = desk.checked(*data, name)
+    if future is not None and future < 1:
+        raise CoterieError(f"the interval is for at least 1 further sample, not {future}.")
+    outer = cut(np.arange(n), FOLDS, generator(seed, "folds"))
+    asked = adapt == "auto"
+    inner = [cut(kept, INNER, generator(seed, "inner", k)) if asked else []
+             for k, kept in enumerate([np.arange(n), *(kept for kept, _ in outer)])]
+    scored = iter(desk.score(x, y, [*outer, *(part for parts in inner for part in parts)], name))
+    folds = [next(scored) for _ in outer]
+    decided, *inside = [decide([next(scored) for _ in parts], adapt) for parts in inner]
+    counted = Sums.of(both[decision.adapt] for both, decision in zip(folds, inside, strict=True))
+    estimate = _estimate(counted, len(outer), future or max(1, round(n / 3)), bool(saved.classes))
+    return desk.give(x, y, name, decided, estimate)
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------
+
+
+Part = tuple[Ints, Ints]
+"""Sample numbers kept for everything that makes a model, and those held out to score it."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over held-out samples: how many, how many are correct, the losses and their squares."""
+
+    n: int
+    correct: float
+    loss: float
+    square: float
+
+    @classmethod
+    def of(cls, parts: Iterable[Sums]) -> Sums:
+        """All of them together."""
+        n, correct, loss, square = zip(*((p.n, p.correct, p.loss, p.square) for p in parts), strict=True)
+        return cls(sum(n), sum(correct), sum(loss), sum(square))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether to adapt, and the cross-validation that says so: served and adapted; none where it was not asked."""
+
+    adapt: bool
+    served: Sums | None = None
+    adapted: Sums | None = None
+
+
+def decide(folds: Sequence[tuple[Sums, Sums]], adapt: Adapt) -> Decision:
+    """To adapt where that gives more correct held-out samples, or as many and a smaller loss."""
+    if not folds:
+        return Decision(adapt == "yes")
+    served, adapted = (Sums.of(both[stage] for both in folds) for stage in (0, 1))
+    return Decision((adapted.correct, -adapted.loss) > (served.correct, -served.loss), served, adapted)
+
+
+class Desk:
+    """One run's server, ready for newcomers. Folds of one newcomer are computed together, each a client of its own."""
+
+    def __init__(self, saved: Saved, seed: int = 0) -> None:
+        self.saved, self.seed = saved, seed
+        self.factory = saved.factory()
+        self.server, self.meta = saved.server()
+        self.t = int(self.meta["round"])
+
+    def checked(self, x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """The samples, if they are what the run is about."""
+        if tuple(x.shape[1:]) != self.saved.shape:
+            raise CoterieError(
+                f"the run's samples have shape {list(self.saved.shape)}; those of {name} have {list(x.shape[1:])}."
+            )
+        made = Federation.from_clients([(x, y)], val=0.0, test=0.0, classes=self.saved.classes, names=[name])
+        if made.outputs != self.saved.outputs:
+            raise CoterieError(f"the run predicts {self.saved.outputs} numbers a sample; {name} has {made.outputs}.")
+        return x, y
+
+    def clients(self, federation: Federation) -> Clients:
+        """Newcomers with these data, all of them the first one after the run's clients."""
+        saved = self.saved
+        made = Clients(
+            saved.method, self.factory, federation, anywhere(saved.training), saved.head, choices=self.meta["choices"],
+            population=saved.population, first=saved.population,
+        )
+        if made.layout.digest != self.meta["layout"]:
+            raise CoterieError(
+                f"the model {saved.model} has layout {made.layout.digest} and {made.layout.size} columns; the run's "
+                f"checkpoint holds another one (layout {self.meta['layout']})."
+            )
+        return made
+
+    def arrive(self, clients: Clients) -> tuple[Tensor, Cohort, dict[str, Any]]:
+        """The rows `[C, D]` these newcomers are served, none knowing of another; their cohort; what led to the first.
+
+        Each is admitted to a copy of the server of its own.
+        """
+        method, device = self.saved.method, clients.device
+        server = self.server.map(lambda t: t.to(device))
+        cohort = clients.at(self.t, np.arange(clients.federation.clients))
+        hello = records.spread(method.hello(server), cohort.size)
+        told = introduce(method, cohort, hello)
+        number = torch.tensor([self.saved.population], device=device)
+        sent, admitted = [], None
+        for i in range(cohort.size):
+            alone = type(told).of({name: t[i : i + 1] for name, t in told.tensors().items()})
+            state: Record = method.admit(server, number, alone)
+            admitted = admitted or state
+            sent.append(records.spread(method.send(state, number), 1))
+        payload = type(sent[0]).of(records.concatenate([one.tensors() for one in sent]))
+        mine = method.join(cohort, payload)
+        rows = method.deploy(cohort, payload, mine)
+        assert admitted is not None
+        return rows, cohort, {"told": told, "server": admitted, "payload": payload, "mine": mine}
+
+    def federation(self, x: Tensor, y: Tensor, parts: Sequence[Part], names: Sequence[str]) -> Federation:
+        """A client for each part; of the samples kept a share is for validation, as for the run's own clients."""
+        pieces: list[list[tuple[Tensor, Tensor]]] = [[], [], []]
+        for kept, held in parts:
+            train, val, _ = deal(kept, self.saved.val, 0.0, generator(self.seed, "split"))
+            for into, chosen in zip(pieces, (train, held, val), strict=True):
+                into.append((x[torch.from_numpy(chosen)], y[torch.from_numpy(chosen)]))
+        return Federation.from_splits(*pieces, classes=self.saved.classes, names=names)
+
+    def score(self, x: Tensor, y: Tensor, parts: Sequence[Part], name: str) -> list[tuple[Sums, Sums]]:
+        """Each part's held-out samples by the models that the kept ones lead to: served, and adapted."""
+        found: list[tuple[Sums, Sums]] = []
+        most = max(1, HELD // max(1, x.nbytes))
+        for first in range(0, len(parts), most):
+            some = parts[first : first + most]
+            names = [f"{name}/part{first + k}" for k in range(len(some))]
+            rows, cohort, _ = self.arrive(self.clients(self.federation(x, y, some, names)))
+            stages = []
+            for now in (rows, cohort.train(rows)):
+                sums = cohort.total(_score, now, split="test")
+                listed = zip(*(sums[key].tolist() for key in ("correct", "loss", "square")), strict=True)
+                stages.append([Sums(len(held), *three) for (_, held), three in zip(some, listed, strict=True)])
+            found += zip(*stages, strict=True)
+        return found
+
+    def give(self, x: Tensor, y: Tensor, name: str, decided: Decision, estimate: Estimate) -> Personal:
+        """The model from all samples."""
+        none = np.arange(0)
+        clients = self.clients(self.federation(x, y, [(np.arange(len(x)), none)], [name]))
+        rows, cohort, led = self.arrive(clients)
+        spent = int(cohort.spent[0])
+        facts, why = _explained(self.saved, rows, cohort, led)
+        row = cohort.train(rows)[0] if decided.adapt else rows[0]
+        if spent:
+            why.append(f"The rule took {spent} local steps.")
+        why.append(_why_adapted(decided, int(cohort.spent[0]) - spent, bool(self.saved.classes)))
+        facts["adapt"] = {
+            "kept": decided.adapt,
+            "served": None if decided.served is None else vars(decided.served),
+            "adapted": None if decided.adapted is None else vars(decided.adapted),
+        }
+        return Personal(row, clients, name, self.t, decided.adapt, estimate, tuple(why), facts)
+
+    def give_fallback(self, name: str, n: int) -> Personal:
+        """The method's model for somebody of whom nothing is known."""
+        saved = self.saved
+        x, y = torch.zeros(1, *saved.shape), torch.zeros(1, dtype=torch.int64 if saved.classes else torch.float32)
+        if not saved.classes and saved.outputs > 1:
+            y = torch.zeros(1, saved.outputs)
+        x = x.long() if _tokens(self.factory) else x
+        clients = self.clients(Federation.from_splits([(x, y)], classes=saved.classes, names=[name]))
+        server = self.server.map(lambda t: t.to(clients.device))
+        row = saved.method.fallback(server, clients.init, saved.report())
+        few = f"{name} has {n} labelled samples, and at least {FEWEST} are needed" if n else f"{name} has no labels"
+        why = (
+            f"{few}: nothing was chosen or trained for it, and nothing can be said about how good the model is.",
+            f"It gets {saved.method.name}'s fallback, which is the same for every such client.",
+        )
+        return Personal(row, clients, name, self.t, False, None, why, {"samples": n})
+
+
+def cut(samples: Ints, folds: int, rng: np.random.Generator) -> list[Part]:
+    """The parts of a cross-validation; no fold is empty."""
+    pieces = np.array_split(rng.permutation(samples), min(folds, len(samples)))
+    return [
+        (np.concatenate([piece for j, piece in enumerate(pieces) if j != k]), held) for k, held in enumerate(pieces)
+    ]
+
+
+def _score(net: Net, row: Tensor, batch: Batch, given: Given) -> dict[str, Tensor]:
+    outputs = net(row, batch.x)
+    loss = net.task.loss(outputs, batch.y) * batch.weight
+    right = (outputs.argmax(1) == batch.y).to(loss.dtype) if net.task.classes else torch.zeros_like(loss)
+    return {"correct": (right * batch.weight).sum(), "loss": loss.sum(), "square": loss.square().sum()}
+
+
+def _estimate(total: Sums, folds: int, future: int, classes: bool) -> Estimate:
+    n = total.n
+    if classes:
+        correct = round(total.correct)
+        interval, confidence = predictive(correct, n, future), clopper_pearson(correct, n)
+        return Estimate("accuracy", correct / n, interval, future, confidence, n, folds)
+    mean = total.loss / n
+    deviation = float(np.sqrt(max(total.square / n - mean**2, 0.0) * n / max(n - 1, 1)))
+    interval, endless = (mean_predictive(mean, deviation, n, m) for m in (future, 0))
+    return Estimate("loss", mean, interval, future, endless, n, folds)
+
+
+def _tokens(factory: Any) -> bool:
+    """Whether a model takes whole numbers: its first layer with weights is an embedding."""
+    with torch.random.fork_rng(devices=[]):
+        first = next((m for m in factory().modules() if next(m.parameters(recurse=False), None) is not None), None)
+    return isinstance(first, torch.nn.Embedding)
+
+
+# -- why ---------------------------------------------------------------------------------------------------------------
+
+
+def _explained(
+    saved: Saved, rows: Tensor, cohort: Cohort, led: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """What the rule chose, from what passed between client and server: a cluster, one of K models, weights."""
+    method = saved.method
+    facts: dict[str, Any] = {"rule": method.newcomer, "samples": int(cohort.n[0])}
+    why = [f"{method.name} gives a newcomer {method.newcomer}."] if method.newcomer else []
+    held = led["server"].tensors()
+    if "cluster" in held:
+        cluster = held["cluster"].tolist()
+        mine, members = cluster[saved.population], cluster[: saved.population].count(cluster[saved.population])
+        count = len(held["rows"])
+        facts["cluster"] = {"chosen": mine, "clusters": count, "members": members}
+        why.append(f"It went to cluster {mine} of {count} (numbered from 0), where {members} of the run's "
+                   f"{saved.population} clients are.")
+    models = led["payload"].tensors().get("rows")
+    if models is not None and models.shape[-1] == rows.shape[-1]:  # [1, K, D]
+        losses = {split: cohort.loss(models, split)[0].tolist() for split in ("train", "val")}
+        same = [k for k, one in enumerate(models[0]) if torch.equal(one, rows[0])]
+        facts["models"] = {"chosen": same[0] if same else None, "loss": losses}
+        listed = ", ".join(f"{loss:.3g}" for loss in losses["val"][:10])
+        what = f"It uses model {same[0]} of the {models.shape[1]} it was sent" if same else (
+            f"It uses a model of its own made with the {models.shape[1]} it was sent")
+        why.append(f"{what}; their losses on its validation samples are {listed}.")
+    small = {**led["told"].tensors(), **led["mine"].tensors()}
+    small = {name: t[0].flatten() for name, t in small.items() if name != "cluster"}
+    weights = {name: t.tolist() for name, t in small.items() if 0 < len(t) <= 32}
+    for name, values in weights.items():
+        why.append(f"Its {name} is {', '.join(f'{v:.3g}' for v in values)}.")
+    if weights:
+        facts["weights"] = weights
+    return facts, why
+
+
+def _why_adapted(decided: Decision, steps: int, classes: bool) -> str:
+    served, adapted = decided.served, decided.adapted
+    if served is None:
+        return f"It was adapted by {steps} local steps, as asked." if decided.adapt else "It was not adapted, as asked."
+    assert adapted is not None
+    if classes and served.correct != adapted.correct:
+        numbers = f"{adapted.correct:.0f} of {adapted.n} correct against {served.correct:.0f} without"
+    else:
+        same = f"{served.correct:.0f} of {served.n} correct either way, " if classes else ""
+        numbers = f"{same}mean loss {adapted.loss / adapted.n:.3g} against {served.loss / served.n:.3g} without"
+    if decided.adapt:
+        return f"It was adapted by {steps} local steps, which did better in cross-validation: {numbers}."
+    return f"It was not adapted, because that did no better in cross-validation: {numbers}."
