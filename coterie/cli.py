@@ -200,6 +200,49 @@ def textbook_command(
         console.print(f"picture: {path}")
 
 
+@app.command("personalize")
+def personalize_command(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    data: Annotated[str, typer.Option("--data", help="The newcomer's samples, e.g. an .npz file with x and y.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the model goes; a json is written beside it.")],
+    client: Annotated[str | None, typer.Option("--client", help="Which client, if the file holds several.")] = None,
+    adapt: Annotated[str, typer.Option("--adapt", help="auto, yes or no: local training after the method's rule.")]
+    = "auto",
+    future: Annotated[int | None, typer.Option("--future", help="Further samples the interval is for.")] = None,
+    model: ModelOption = None,
+    seed: Annotated[int, typer.Option("--seed", help="Names the folds.")] = 0,
+    report: Annotated[str, typer.Option("--report", help="text, or json for machines.")] = "text",
+) -> None:
+    """Give a client that took no part in training its model, and say how good it will be."""
+    from coterie import handover
+
+    note, text = handover.personalize(run, data, out, client, adapt, future, model, seed, report)
+    if note:
+        print(f"coterie: {note}", file=sys.stderr)
+    print(text)
+
+
+@app.command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a model.safetensors that coterie wrote.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")],
+    client: Annotated[str | None, typer.Option("--client", help="The model this client of the run uses.")] = None,
+    server_model: Annotated[int | None, typer.Option("--server-model", help="The server's model k, from 0.")] = None,
+    adapted: Annotated[bool, typer.Option("--adapted", help="The client's model after local training.")] = False,
+    form: Annotated[
+        str | None, typer.Option("--format", help="safetensors, torchscript, torch-export or onnx; else by the ending.")
+    ] = None,
+    model: ModelOption = None,
+) -> None:
+    """Write a model for other programs, and check that the file gives the same outputs."""
+    from coterie import handover
+
+    note, text = handover.export(run, out, client, server_model, adapted, form, model)
+    if note:
+        print(f"coterie: {note}", file=sys.stderr)
+    print(text)
+
+
 @app.command("keys")
 def keys_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the folders of CA, server and clients lie.")],
