@@ -214,12 +214,10 @@ def personalize_command(
     report: Annotated[str, typer.Option("--report", help="text, or json for machines.")] = "text",
 ) -> None:
     """Give a client that took no part in training its model, and say how good it will be."""
-    from coterie import handover
+    from coterie import newcomers
 
-    note, text = handover.personalize(run, data, out, client, adapt, future, model, seed, report)
-    if note:
-        print(f"coterie: {note}", file=sys.stderr)
-    print(text)
+    opened = _opened(run, model)
+    print(newcomers.hand_out(opened, data, out, client, adapt, future, seed, report))
 
 
 @app.command("export")
@@ -227,20 +225,25 @@ def export_command(
     run: Annotated[Path, typer.Argument(help="A run folder, or a model.safetensors that coterie wrote.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")],
     client: Annotated[str | None, typer.Option("--client", help="The model this client of the run uses.")] = None,
-    server_model: Annotated[int | None, typer.Option("--server-model", help="The server's model k, from 0.")] = None,
+    model: Annotated[int | None, typer.Option("--model", help="The server's model of this number, from 0.")] = None,
     adapted: Annotated[bool, typer.Option("--adapted", help="The client's model after local training.")] = False,
     form: Annotated[
         str | None, typer.Option("--format", help="safetensors, torchscript, torch-export or onnx; else by the ending.")
     ] = None,
-    model: ModelOption = None,
+    net: Annotated[
+        str | None, typer.Option("--net", help="How the model is spelled, where the run or file does not know it.")
+    ] = None,
 ) -> None:
     """Write a model for other programs, and check that the file gives the same outputs."""
-    from coterie import handover
+    from coterie import export
 
-    note, text = handover.export(run, out, client, server_model, adapted, form, model)
-    if note:
-        print(f"coterie: {note}", file=sys.stderr)
-    print(text)
+    if run.is_dir():
+        piece = export.of_run(_opened(run, net), client, model, adapted)
+    elif client is not None or model is not None or adapted:
+        raise CoterieError(f"{run} holds one model; --client, --model and --adapted choose one of a run folder.")
+    else:
+        piece = export.read_model(run, net)
+    print(export.hand_out(piece, out, form))
 
 
 @app.command("keys")
@@ -337,6 +340,13 @@ def _saved(folder: Path) -> tuple[Experiment, bool]:
     if note:
         print(f"coterie: {note}", file=sys.stderr)
     return experiment, single
+
+
+def _opened(run: Path, model: str | None) -> saved.Saved:
+    opened = saved.Saved.open(run, model)
+    if opened.note:
+        print(f"coterie: {opened.note}", file=sys.stderr)
+    return opened
 
 
 def _folders(folder: Path) -> list[Folder]:

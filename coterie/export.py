@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from coterie import checkpoint, models, registry
+from coterie import checkpoint, files, models, registry
 from coterie.cohort import Init
 from coterie.errors import CoterieError, unknown
 from coterie.experiment import parse_options
 from coterie.layout import Layout
 from coterie.net import Net, Task
+from coterie.saved import Saved
 
 if TYPE_CHECKING:
     from coterie.newcomers import Personal
-    from coterie.saved import Saved
 
 FORMATS = {"safetensors": ".safetensors", "torchscript": ".pt", "torch-export": ".pt2", "onnx": ".onnx"}
 """Format -> the file ending that stands for it."""
@@ -112,10 +112,8 @@ def read_model(path: Path, spelling: str | None = None) -> Piece:
 
 def job_of(saved: Saved) -> dict[str, Any]:
     """What builds a run's module again, as a site's job says it."""
-    from coterie.files import resolved
-
     return {
-        "method": registry.spelling(saved.method), "model": resolved(saved.model), "head": saved.head,
+        "method": registry.spelling(saved.method), "model": files.resolved(saved.model), "head": saved.head,
         "shape": list(saved.shape), "classes": saved.classes, "outputs": saved.outputs,
     }
 
@@ -130,6 +128,18 @@ def random_samples(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype
 
 
 # -- one model of a run ------------------------------------------------------------------------------------------------
+
+
+def of_run(saved: Saved, client: str | None, number: int | None, adapted: bool) -> Piece:
+    """A client's model, or the server's of this number."""
+    if (client is None) == (number is None):
+        raise CoterieError("name one model: --client NAME for the one a client uses, or --model K for the server's.")
+    if client is not None:
+        return of_client(saved, client, adapted)
+    if adapted:
+        raise CoterieError("--adapted is for a client's model; the server has no data to train on.")
+    assert number is not None
+    return of_server(saved, number)
 
 
 def of_client(saved: Saved, name: str, adapted: bool) -> Piece:
@@ -168,6 +178,15 @@ def _piece(saved: Saved, row: Tensor, x: Tensor | None, t: int, facts: Mapping[s
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------
+
+
+def hand_out(piece: Piece, path: Path, wanted: str | None) -> str:
+    """Write the file and say how near its outputs are."""
+    form = format_of(path, wanted)
+    apart = write(piece, path, form)
+    beside = f" and {path.with_suffix('.json')}" if form == "safetensors" else ""
+    allowed = f"relative difference at most {apart:.1g}, {TOLERANCE:g} allowed"
+    return f"{path}{beside}: {form}; the same outputs on {len(piece.x)} samples ({allowed})"
 
 
 def format_of(path: Path, wanted: str | None) -> str:

@@ -7,10 +7,11 @@ adapt included, is repeated inside every fold of the cross-validation that makes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ from coterie.data.federation import deal
 from coterie.data.partition import Ints, generator
 from coterie.data.sources import NoLabels
 from coterie.errors import CoterieError, unknown
-from coterie.intervals import clopper_pearson, mean_predictive, predictive
+from coterie.export import job_of, write_model
+from coterie.intervals import LEVEL, clopper_pearson, mean_predictive, predictive
 from coterie.net import Batch, Given, Net
 from coterie.records import Record
 from coterie.saved import Saved, anywhere
@@ -39,6 +41,7 @@ HELD = 1 << 28
 """Bytes of samples computed together: folds are copies of a newcomer's samples."""
 
 Adapt = Literal["auto", "yes", "no"]
+REPORTS = ("text", "json")
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,56 @@ def personalize(
     counted = Sums.of(both[decision.adapt] for both, decision in zip(folds, inside, strict=True))
     estimate = _estimate(counted, len(outer), future or max(1, round(n / 3)), bool(saved.classes))
     return desk.give(x, y, name, decided, estimate)
+
+
+def hand_out(
+    saved: Saved, data: str, out: Path, client: str | None, adapt: str, future: int | None, seed: int, report: str
+) -> str:
+    """What `coterie personalize` does: read, personalize, write the model and its json; the text to print."""
+    for what, given, known in (("value of --adapt", adapt, get_args(Adapt)), ("kind of report", report, REPORTS)):
+        if given not in known:
+            raise unknown(what, given, known)
+    if out.suffix != ".safetensors":
+        raise CoterieError(f"the model is written as safetensors, so -o must end in .safetensors, not {out.name}.")
+    if not out.parent.is_dir():
+        raise CoterieError(f"there is no folder {out.parent} to write {out.name} to.")
+    name = client or Path(data).stem
+    found = personalize(saved, read(data, client), name, adapt, future, seed)  # type: ignore[arg-type]
+    facts = described(saved, found)
+    beside = write_model(out, found.clients.layout, found.row, facts)
+    if report == "json":
+        return json.dumps({**facts, "file": str(out)}, indent=2)
+    return "\n".join([*found.why, *_stated(found.estimate), f"model: {out}, {beside}"])
+
+
+def described(saved: Saved, found: Personal) -> dict[str, Any]:
+    """What the json beside a newcomer's model says."""
+    job = job_of(saved)
+    return {
+        "method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()), "client": found.client,
+        "round": found.round, "newcomer": True, "adapted": found.adapted, "fallback": found.fallback,
+        "estimate": None if found.estimate is None else {**vars(found.estimate), "level": LEVEL},
+        "why": list(found.why), "facts": dict(found.facts), "job": job,
+    }
+
+
+def _stated(estimate: Estimate | None) -> list[str]:
+    if estimate is None:
+        return []
+    share = estimate.metric == "accuracy"
+
+    def shown(value: float) -> str:
+        return f"{value:.1%}".replace("%", " %") if share else f"{value:.4g}"
+
+    metric = "accuracy" if share else "mean squared error"
+    (low, high), (least, most), level = estimate.interval, estimate.confidence, f"{LEVEL:.0%}".replace("%", " %")
+    return [
+        f"Estimate: {metric} {shown(estimate.value)}, by {estimate.folds}-fold cross-validation of all of this on its "
+        f"{estimate.n} labelled samples.",
+        f"On {estimate.future} further samples of this client: {shown(low)} to {shown(high)} ({level} prediction "
+        "interval).",
+        f"On endlessly many: {shown(least)} to {shown(most)} ({level} confidence interval).",
+    ]
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------
