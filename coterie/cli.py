@@ -237,6 +237,7 @@ def export_command(
     """Write a model for other programs, and check that the file gives the same outputs."""
     from coterie import export
 
+    form = export.format_of(out, form)
     if run.is_dir():
         piece = export.of_run(_opened(run, net), client, model, adapted)
     elif client is not None or model is not None or adapted:

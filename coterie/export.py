@@ -180,9 +180,8 @@ def _piece(saved: Saved, row: Tensor, x: Tensor | None, t: int, facts: Mapping[s
 # -- formats -----------------------------------------------------------------------------------------------------------
 
 
-def hand_out(piece: Piece, path: Path, wanted: str | None) -> str:
+def hand_out(piece: Piece, path: Path, form: str) -> str:
     """Write the file and say how near its outputs are."""
-    form = format_of(path, wanted)
     apart = write(piece, path, form)
     beside = f" and {path.with_suffix('.json')}" if form == "safetensors" else ""
     allowed = f"relative difference at most {apart:.1g}, {TOLERANCE:g} allowed"
@@ -190,7 +189,9 @@ def hand_out(piece: Piece, path: Path, wanted: str | None) -> str:
 
 
 def format_of(path: Path, wanted: str | None) -> str:
-    """The format asked for, or the one the file's ending stands for."""
+    """The format asked for, or the one the file's ending stands for; refuses a place that is not there."""
+    if not path.parent.is_dir():
+        raise CoterieError(f"{path} cannot be written: there is no folder {path.parent}.")
     if wanted is not None:
         if wanted not in FORMATS:
             raise unknown("format", wanted, FORMATS)

@@ -389,10 +389,11 @@ def _explained(
         losses = {split: cohort.loss(models, split)[0].tolist() for split in ("train", "val")}
         same = [k for k, one in enumerate(models[0]) if torch.equal(one, rows[0])]
         facts["models"] = {"chosen": same[0] if same else None, "loss": losses}
-        listed = ", ".join(f"{loss:.3g}" for loss in losses["val"][:10])
+        seen = {split: ", ".join(f"{loss:.3g}" for loss in values[:10]) for split, values in losses.items()}
         what = f"It uses model {same[0]} of the {models.shape[1]} it was sent" if same else (
             f"It uses a model of its own made with the {models.shape[1]} it was sent")
-        why.append(f"{what}; their losses on its validation samples are {listed}.")
+        why.append(f"{what}; their losses are {seen['train']} on its training and {seen['val']} on its validation "
+                   "samples.")
     small = {**led["told"].tensors(), **led["mine"].tensors()}
     small = {name: t[0].flatten() for name, t in small.items() if name != "cluster"}
     weights = {name: t.tolist() for name, t in small.items() if 0 < len(t) <= 32}
