@@ -31,10 +31,11 @@ from coterie.newcomers import personalize
 from coterie.saved import Saved
 
 WAYS = {
-    "beta-binomial prediction (stated)": lambda k, n, m, again: intervals.predictive(k, n, m),
-    "the same, mean of the repeated cross-validations": lambda k, n, m, again: intervals.predictive(again, n, m),
-    "exact (hypergeometric) prediction": lambda k, n, m, again: intervals.exact_predictive(k, n, m),
-    "Clopper-Pearson on the pooled counts": lambda k, n, m, again: intervals.clopper_pearson(k, n),
+    "beta-binomial with drift (stated)": lambda line: line["stated"],
+    "beta-binomial without drift": lambda line: intervals.predictive(line["cv"], line["n"], line["m"]),
+    "the same, repeated cross-validation": lambda line: intervals.predictive(line["again"], line["n"], line["m"]),
+    "exact (hypergeometric) without drift": lambda line: intervals.exact_predictive(line["cv"], line["n"], line["m"]),
+    "Clopper-Pearson on the pooled counts": lambda line: intervals.clopper_pearson(line["cv"], line["n"]),
 }
 
 
@@ -81,6 +82,7 @@ def judged(saved: Saved, source, samples, name: str, repeat: int, again: int) ->
     return {
         "client": str(name), "n": len(train), "m": len(test), "cv": round(counts[0]), "again": float(np.mean(counts)),
         "test": int(right.sum()), "adapted": found.adapted, "stated": found.estimate.interval,
+        "drift": found.estimate.drift,
     }
 
 
@@ -88,7 +90,7 @@ def show(path: str) -> None:
     lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
     for method in sorted({line["method"] for line in lines}):
         mine = [line for line in lines if line["method"] == method]
-        n, m, cv, again, test = (np.array([line[key] for line in mine]) for key in ("n", "m", "cv", "again", "test"))
+        n, m, cv, test = (np.array([line[key] for line in mine]) for key in ("n", "m", "cv", "test"))
         print(f"\n{method}: {len(mine)} newcomers ({len({line['client'] for line in mine})} different ones), "
               f"n {n.min()} to {n.max()}, m {m.min()} to {m.max()}; estimated {np.mean(cv / n):.3f}, "
               f"on test {np.mean(test / m):.3f}; adapted {sum(line['adapted'] for line in mine)}; "
@@ -98,7 +100,7 @@ def show(path: str) -> None:
         exact = {size: widths([intervals.clopper_pearson(k / a * b, b) for k, a, b in zip(cv, n, many)])
                  for size, many in (("m", m), ("n", n))}
         for way, interval in WAYS.items():
-            ends = [interval(*four) for four in zip(cv.tolist(), n.tolist(), m.tolist(), again.tolist())]
+            ends = [interval(line) for line in mine]
             inside = np.mean([low - 1e-9 <= t / k <= high + 1e-9 for (low, high), t, k in zip(ends, test, m)])
             print(f"| {way} | {inside:.1%} | {widths(ends):.3f} | {widths(ends) / exact['m']:.2f} "
                   f"| {widths(ends) / exact['n']:.2f} |")

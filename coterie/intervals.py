@@ -10,7 +10,7 @@ LEVEL = 0.95
 """Of all intervals; half of what is left lies on either side."""
 
 
-def clopper_pearson(correct: float, n: int, level: float = LEVEL) -> tuple[float, float]:
+def clopper_pearson(correct: float, n: float, level: float = LEVEL) -> tuple[float, float]:
     """The exact binomial confidence interval for the probability of being correct, from `correct` of `n` samples."""
     tail = (1 - level) / 2
     low = special.betaincinv(correct, n - correct + 1, tail) if correct > 0 else 0.0
@@ -18,7 +18,16 @@ def clopper_pearson(correct: float, n: int, level: float = LEVEL) -> tuple[float
     return float(low), float(high)
 
 
-def predictive(correct: float, n: int, future: int, level: float = LEVEL) -> tuple[float, float]:
+def worth(correct: float, n: int, extra: float) -> float:
+    """How many samples an estimate from `n` is worth whose variance is larger by `extra`: v / (v / n + extra).
+
+    v = p (1 - p) with p = (correct + 1/2) / (n + 1), which is not 0 where all or none are correct.
+    """
+    p = (correct + 0.5) / (n + 1)
+    return p * (1 - p) / (p * (1 - p) / n + extra)
+
+
+def predictive(correct: float, n: float, future: int, level: float = LEVEL) -> tuple[float, float]:
     """The prediction interval for the accuracy on `future` further samples, from `correct` of `n`.
 
     p | data ~ Beta(correct + 1/2, n - correct + 1/2) (Jeffreys), further correct ones | p ~ Binomial(future, p). The
@@ -44,12 +53,13 @@ def exact_predictive(correct: int, n: int, future: int, level: float = LEVEL) ->
     return min(kept) / future, max(kept) / future
 
 
-def mean_predictive(mean: float, deviation: float, n: int, future: int, level: float = LEVEL) -> tuple[float, float]:
-    """Student's prediction interval for the mean of `future` further values: mean -+ t s sqrt(1/n + 1/future).
+def mean_predictive(
+    mean: float, deviation: float, n: int, future: int, extra: float = 0.0, level: float = LEVEL
+) -> tuple[float, float]:
+    """Student's prediction interval for the mean of `future` further values.
 
-    For squared errors, which are not negative; future = 0 stands for endlessly many.
+    mean -+ t sqrt(s^2 (1/n + 1/future) + extra). For squared errors, which are not negative; future = 0 stands for endlessly many.
     """
-    if n < 2:
-        return 0.0, math.inf
-    reach = float(stats.t.ppf(0.5 + level / 2, n - 1)) * deviation * math.sqrt(1 / n + (1 / future if future else 0.0))
+    variance = deviation**2 * (1 / n + (1 / future if future else 0.0)) + extra
+    reach = float(stats.t.ppf(0.5 + level / 2, n - 1)) * math.sqrt(variance)
     return max(mean - reach, 0.0), mean + reach

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import records
+from coterie import intervals, records
 from coterie.clients import Clients, introduce
 from coterie.cohort import Cohort
 from coterie.data import Federation, load
@@ -26,13 +26,16 @@ from coterie.data.partition import Ints, generator
 from coterie.data.sources import NoLabels
 from coterie.errors import CoterieError, unknown
 from coterie.export import job_of, write_model
-from coterie.intervals import LEVEL, clopper_pearson, mean_predictive, predictive
-from coterie.net import Batch, Given, Net
+from coterie.intervals import LEVEL
+from coterie.net import Net
 from coterie.records import Record
 from coterie.saved import Saved, anywhere
 
 FOLDS = 10
 """Of the cross-validation behind the estimate; as many as samples where those are fewer."""
+REPLICAS = 3
+"""Models a fold makes, with other orders of batches and other validation samples: one of them is counted, all of them
+show how far a model that is made again differs."""
 INNER = 5
 """Folds of the comparison that decides whether to adapt."""
 FEWEST = 5
@@ -40,6 +43,7 @@ FEWEST = 5
 HELD = 1 << 28
 """Bytes of samples computed together: folds are copies of a newcomer's samples."""
 
+Array = np.ndarray[Any, np.dtype[np.float64]]
 Adapt = Literal["auto", "yes", "no"]
 REPORTS = ("text", "json")
 
@@ -55,6 +59,7 @@ class Estimate:
     confidence: tuple[float, float]  # for the metric on endlessly many
     n: int
     folds: int
+    drift: float  # standard deviation between models made again from samples like these
 
 
 @dataclass(frozen=True)
@@ -116,11 +121,11 @@ def personalize(
     asked = adapt == "auto"
     inner = [cut(kept, INNER, generator(seed, "inner", k)) if asked else []
              for k, kept in enumerate([np.arange(n), *(kept for kept, _ in outer)])]
-    scored = iter(desk.score(x, y, [*outer, *(part for parts in inner for part in parts)], name))
-    folds = [next(scored) for _ in outer]
+    scored = iter(desk.score(x, y, [*outer * REPLICAS, *(part for parts in inner for part in parts)], name))
+    replicas = [[next(scored) for _ in outer] for _ in range(REPLICAS)]
     decided, *inside = [decide([next(scored) for _ in parts], adapt) for parts in inner]
-    counted = Sums.of(both[decision.adapt] for both, decision in zip(folds, inside, strict=True))
-    estimate = _estimate(counted, len(outer), future or max(1, round(n / 3)), bool(saved.classes))
+    held = [[folds[k][decision.adapt] for folds in replicas] for k, decision in enumerate(inside)]  # [fold][replica]
+    estimate = _estimate(held, future or max(1, round(n / 3)), bool(saved.classes))
     return desk.give(x, y, name, decided, estimate)
 
 
@@ -182,19 +187,25 @@ Part = tuple[Ints, Ints]
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Over held-out samples: how many, how many are correct, the losses and their squares."""
+class Held:
+    """Held-out samples: whether each was predicted correctly (0 or 1) and its loss, `[h]`."""
 
-    n: int
-    correct: float
-    loss: float
-    square: float
+    right: Array
+    loss: Array
 
     @classmethod
-    def of(cls, parts: Iterable[Sums]) -> Sums:
+    def of(cls, parts: Iterable[Held]) -> Held:
         """All of them together."""
-        n, correct, loss, square = zip(*((p.n, p.correct, p.loss, p.square) for p in parts), strict=True)
-        return cls(sum(n), sum(correct), sum(loss), sum(square))
+        right, loss = zip(*((part.right, part.loss) for part in parts), strict=True)
+        return cls(np.concatenate(right), np.concatenate(loss))
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Higher is better: correct samples, then the loss."""
+        return float(self.right.sum()), -float(self.loss.sum())
+
+    def facts(self) -> dict[str, Any]:
+        return {"n": len(self.loss), "correct": int(self.right.sum()), "loss": float(self.loss.mean())}
 
 
 @dataclass(frozen=True)
@@ -202,16 +213,16 @@ class Decision:
     """Whether to adapt, and the cross-validation that says so: served and adapted; none where it was not asked."""
 
     adapt: bool
-    served: Sums | None = None
-    adapted: Sums | None = None
+    served: Held | None = None
+    adapted: Held | None = None
 
 
-def decide(folds: Sequence[tuple[Sums, Sums]], adapt: Adapt) -> Decision:
+def decide(folds: Sequence[tuple[Held, Held]], adapt: Adapt) -> Decision:
     """To adapt where that gives more correct held-out samples, or as many and a smaller loss."""
     if not folds:
         return Decision(adapt == "yes")
-    served, adapted = (Sums.of(both[stage] for both in folds) for stage in (0, 1))
-    return Decision((adapted.correct, -adapted.loss) > (served.correct, -served.loss), served, adapted)
+    served, adapted = (Held.of(both[stage] for both in folds) for stage in (0, 1))
+    return Decision(adapted.rank > served.rank, served, adapted)
 
 
 class Desk:
@@ -274,26 +285,26 @@ class Desk:
     def federation(self, x: Tensor, y: Tensor, parts: Sequence[Part], names: Sequence[str]) -> Federation:
         """A client for each part; of the samples kept a share is for validation, as for the run's own clients."""
         pieces: list[list[tuple[Tensor, Tensor]]] = [[], [], []]
-        for kept, held in parts:
-            train, val, _ = deal(kept, self.saved.val, 0.0, generator(self.seed, "split"))
+        for (kept, held), name in zip(parts, names, strict=True):
+            train, val, _ = deal(kept, self.saved.val, 0.0, generator(self.seed, "split", name))
             for into, chosen in zip(pieces, (train, held, val), strict=True):
                 into.append((x[torch.from_numpy(chosen)], y[torch.from_numpy(chosen)]))
         return Federation.from_splits(*pieces, classes=self.saved.classes, names=names)
 
-    def score(self, x: Tensor, y: Tensor, parts: Sequence[Part], name: str) -> list[tuple[Sums, Sums]]:
+    def score(self, x: Tensor, y: Tensor, parts: Sequence[Part], name: str) -> list[tuple[Held, Held]]:
         """Each part's held-out samples by the models that the kept ones lead to: served, and adapted."""
-        found: list[tuple[Sums, Sums]] = []
+        found: list[tuple[Held, Held]] = []
         most = max(1, HELD // max(1, x.nbytes))
         for first in range(0, len(parts), most):
             some = parts[first : first + most]
             names = [f"{name}/part{first + k}" for k in range(len(some))]
-            rows, cohort, _ = self.arrive(self.clients(self.federation(x, y, some, names)))
-            stages = []
-            for now in (rows, cohort.train(rows)):
-                sums = cohort.total(_score, now, split="test")
-                listed = zip(*(sums[key].tolist() for key in ("correct", "loss", "square")), strict=True)
-                stages.append([Sums(len(held), *three) for (_, held), three in zip(some, listed, strict=True)])
-            found += zip(*stages, strict=True)
+            clients = self.clients(self.federation(x, y, some, names))
+            rows, cohort, _ = self.arrive(clients)
+            adapted, net = cohort.train(rows), clients.engine.net
+            net.mode(training=False)
+            for k, (xs, ys) in enumerate(cohort.samples("test")):
+                one, other = (_held(net, stage[k], xs, ys) for stage in (rows, adapted))
+                found.append((one, other))
         return found
 
     def give(self, x: Tensor, y: Tensor, name: str, decided: Decision, estimate: Estimate) -> Personal:
@@ -309,8 +320,8 @@ class Desk:
         why.append(_why_adapted(decided, int(cohort.spent[0]) - spent, bool(self.saved.classes)))
         facts["adapt"] = {
             "kept": decided.adapt,
-            "served": None if decided.served is None else vars(decided.served),
-            "adapted": None if decided.adapted is None else vars(decided.adapted),
+            "served": None if decided.served is None else decided.served.facts(),
+            "adapted": None if decided.adapted is None else decided.adapted.facts(),
         }
         return Personal(row, clients, name, self.t, decided.adapt, estimate, tuple(why), facts)
 
@@ -340,23 +351,46 @@ def cut(samples: Ints, folds: int, rng: np.random.Generator) -> list[Part]:
     ]
 
 
-def _score(net: Net, row: Tensor, batch: Batch, given: Given) -> dict[str, Tensor]:
-    outputs = net(row, batch.x)
-    loss = net.task.loss(outputs, batch.y) * batch.weight
-    right = (outputs.argmax(1) == batch.y).to(loss.dtype) if net.task.classes else torch.zeros_like(loss)
-    return {"correct": (right * batch.weight).sum(), "loss": loss.sum(), "square": loss.square().sum()}
+def _held(net: Net, row: Tensor, x: Tensor, y: Tensor) -> Held:
+    """Samples by the model of a row `[D]`."""
+    with torch.no_grad():
+        outputs = net(row, x)
+        loss = net.task.loss(outputs, y)
+    right = outputs.argmax(1) == y if net.task.classes else torch.zeros(len(x))
+    return Held(right.double().cpu().numpy(), loss.double().cpu().numpy())
 
 
-def _estimate(total: Sums, folds: int, future: int, classes: bool) -> Estimate:
-    n = total.n
+def drift(folds: Sequence[Array]) -> float:
+    """tau^2: how much the mean of a model's scores varies when it is made again, beyond what each sample does alone.
+
+    `folds` hold the scores `[replicas, h]` of a fold's held-out samples. tau^2 is the mean covariance, over replicas,
+    of two different samples of a fold (never below 0): Var(sum) = sum of variances + sum of covariances.
+    """
+    found = pairs = 0.0
+    for scores in folds:
+        found += float(scores.sum(1).var(ddof=1) - scores.var(0, ddof=1).sum())
+        pairs += scores.shape[1] * (scores.shape[1] - 1)
+    return max(found / pairs, 0.0) if pairs else 0.0
+
+
+def _estimate(folds: Sequence[Sequence[Held]], future: int, classes: bool) -> Estimate:
+    """From every fold's replicas: the first ones are counted, all of them give tau^2.
+
+    The model handed out is one more draw, and the estimate the mean of as many draws as folds: tau^2 (1 + 1 / folds).
+    """
+    counted = Held.of(replicas[0] for replicas in folds)
+    n = len(counted.loss)
+    stacked = [np.stack([one.right if classes else one.loss for one in replicas]) for replicas in folds]
+    extra = drift(stacked) * (1 + 1 / len(folds))
     if classes:
-        correct = round(total.correct)
-        interval, confidence = predictive(correct, n, future), clopper_pearson(correct, n)
-        return Estimate("accuracy", correct / n, interval, future, confidence, n, folds)
-    mean = total.loss / n
-    deviation = float(np.sqrt(max(total.square / n - mean**2, 0.0) * n / max(n - 1, 1)))
-    interval, endless = (mean_predictive(mean, deviation, n, m) for m in (future, 0))
-    return Estimate("loss", mean, interval, future, endless, n, folds)
+        correct = int(counted.right.sum())
+        worth = intervals.worth(correct, n, extra)
+        k = correct * worth / n
+        interval, confidence = intervals.predictive(k, worth, future), intervals.clopper_pearson(k, worth)
+        return Estimate("accuracy", correct / n, interval, future, confidence, n, len(folds), extra**0.5)
+    mean, deviation = float(counted.loss.mean()), float(counted.loss.std(ddof=1))
+    interval, endless = (intervals.mean_predictive(mean, deviation, n, m, extra) for m in (future, 0))
+    return Estimate("loss", mean, interval, future, endless, n, len(folds), extra**0.5)
 
 
 def _tokens(factory: Any) -> bool:
@@ -409,11 +443,12 @@ def _why_adapted(decided: Decision, steps: int, classes: bool) -> str:
     if served is None:
         return f"It was adapted by {steps} local steps, as asked." if decided.adapt else "It was not adapted, as asked."
     assert adapted is not None
-    if classes and served.correct != adapted.correct:
-        numbers = f"{adapted.correct:.0f} of {adapted.n} correct against {served.correct:.0f} without"
+    n, (more, gain), (few, loss) = len(served.loss), adapted.rank, served.rank
+    if classes and more != few:
+        numbers = f"{more:.0f} of {n} correct against {few:.0f} without"
     else:
-        same = f"{served.correct:.0f} of {served.n} correct either way, " if classes else ""
-        numbers = f"{same}mean loss {adapted.loss / adapted.n:.3g} against {served.loss / served.n:.3g} without"
+        same = f"{few:.0f} of {n} correct either way, " if classes else ""
+        numbers = f"{same}mean loss {-gain / n:.3g} against {-loss / n:.3g} without"
     if decided.adapt:
         return f"It was adapted by {steps} local steps, which did better in cross-validation: {numbers}."
     return f"It was not adapted, because that did no better in cross-validation: {numbers}."
