@@ -58,7 +58,7 @@ def mean_predictive(
 ) -> tuple[float, float]:
     """Student's prediction interval for the mean of `future` further values.
 
-    mean -+ t sqrt(s^2 (1/n + 1/future) + extra). For squared errors, which are not negative; future = 0 stands for endlessly many.
+    mean -+ t sqrt(s^2 (1/n + 1/future) + extra), cut at 0, for squared errors; future = 0 stands for endlessly many.
     """
     variance = deviation**2 * (1 / n + (1 / future if future else 0.0)) + extra
     reach = float(stats.t.ppf(0.5 + level / 2, n - 1)) * math.sqrt(variance)

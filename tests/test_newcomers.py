@@ -13,7 +13,7 @@ from coterie import checkpoint, cli, intervals, newcomers
 from coterie.data import digits, partition
 from coterie.errors import CoterieError
 from coterie.models import model
-from coterie.newcomers import FOLDS, INNER, Desk, personalize
+from coterie.newcomers import FOLDS, INNER, REPLICAS, Desk, drift, personalize
 from coterie.saved import Saved
 
 NET = "mlp:hidden=8"
@@ -78,6 +78,23 @@ def test_students_interval_for_regression():
     assert intervals.mean_predictive(3, 2, 5, 5) == pytest.approx((0, 3 + np.sqrt(2) * reach))
 
 
+def test_an_estimate_with_more_variance_is_worth_fewer_samples():
+    """v / w = v / n + extra: with p = 1/2 and n = 99 of variance 1/4 / 99, an extra 1/4 / 99 halves their worth."""
+    assert intervals.worth(49.5, 99, 0.0) == pytest.approx(99)
+    assert intervals.worth(49.5, 99, 0.25 / 99) == pytest.approx(99 / 2)
+
+
+def test_drift_is_what_samples_of_a_fold_have_in_common():
+    """Accuracies 0.5 + u with u of variance 0.01 common to a fold's model, each sample drawn on its own beyond that;
+    samples that flip on their own have none."""
+    rng = np.random.default_rng(0)
+    common = [rng.random((20, 50)) < 0.5 + rng.normal(0, 0.1, (20, 1)) for _ in range(100)]
+    alone = [rng.random((20, 50)) < 0.5 for _ in range(100)]
+    assert drift([fold.astype(float) for fold in common]) == pytest.approx(0.01, rel=0.15)
+    assert drift([fold.astype(float) for fold in alone]) < 2e-4
+    assert drift([np.ones((3, 1))]) == 0  # no pair of samples
+
+
 # -- the estimate is honest --------------------------------------------------------------------------------------------
 
 
@@ -119,11 +136,15 @@ def test_folds_never_see_what_they_are_scored_on(run, monkeypatch):
 
     monkeypatch.setattr(Desk, "score", watched)
     personalize(Saved.open(folder, NET), (x[:23], y[:23]))
-    outer, whole, *inner = parts[:FOLDS], parts[FOLDS : FOLDS + INNER], *np.split(np.arange(FOLDS * INNER), FOLDS)
+    first = FOLDS * REPLICAS
+    outer, whole = parts[:FOLDS], parts[first : first + INNER]
+    for k, (kept, held) in enumerate(parts[:first]):  # a fold's replicas are made of the same samples
+        assert np.array_equal(kept, outer[k % FOLDS][0])
+        assert np.array_equal(held, outer[k % FOLDS][1])
     for some, samples in ((outer, range(23)), (whole, range(23))):
         assert sorted(i for _, held in some for i in held) == list(samples)
-    for fold, places in enumerate(inner):
-        mine = [parts[FOLDS + INNER + k] for k in places]
+    for fold in range(FOLDS):
+        mine = parts[first + INNER * (1 + fold) : first + INNER * (2 + fold)]
         assert sorted(i for _, held in mine for i in held) == sorted(outer[fold][0])
         for kept, held in [*mine, outer[fold]]:
             assert not set(kept) & set(held)
