@@ -1,5 +1,6 @@
 """`coterie personalize`: what it chooses, what it says about it, and whether its numbers can be believed."""
 
+import dataclasses
 import json
 import sys
 
@@ -116,7 +117,7 @@ def test_labels_of_pure_chance_are_estimated_at_chance(run):
     folder, x, _ = run
     y = torch.randint(0, 10, (60,), generator=torch.Generator().manual_seed(0))
     saved = Saved.open(folder, NET)
-    saved = Saved(**{**vars(saved), "training": coterie.Training(**{**vars(saved.training), "epochs": 60})})
+    saved = Saved(**{**vars(saved), "training": dataclasses.replace(saved.training, epochs=150, lr=0.1)})
     found = personalize(saved, (x[:60], y), adapt="yes")
     module = found.clients.layout.load(found.clients.init.module, found.row)
     assert (module(x[:60]).argmax(1) == y).float().mean() > 0.5
