@@ -94,15 +94,16 @@ class Saved:
     note: str = ""
 
     @classmethod
-    def open(cls, path: Path, model: str | None = None) -> Saved:
+    def open(cls, folder: str | Path, model: str | None = None) -> Saved:
         """The run in a folder; `model` is the model's spelling where the folder does not know it."""
+        path = Path(folder)
         if path.is_dir() and not (path / "config.json").is_file():
             inner = sorted(p.parent.relative_to(path) for p in path.glob("*/seed*/config.json"))
             if inner:
                 raise CoterieError(f"{path} holds {len(inner)} runs; name one of them, e.g. {path / inner[0]}.")
-        folder = Folder(path)
-        config = folder.config()
-        if not folder.checkpoint.is_file():
+        found = Folder(path)
+        config = found.config()
+        if not found.checkpoint.is_file():
             raise CoterieError(f"{path} has no checkpoint yet; `coterie resume {path}` goes on with the run.")
         home = next((p for p in (path, *list(path.parents)[:2]) if (p / EXPERIMENT).is_file()), None)
         experiment, _, note = read_experiment(home) if home is not None else (None, True, "")
@@ -110,7 +111,7 @@ class Saved:
             samples = config.get("samples") or _samples(experiment, path)
             split = config["federation"].get("split", {})
             return cls(
-                folder, registry.method(config["method"]), build(Training, config["training"], "training"),
+                found, registry.method(config["method"]), build(Training, config["training"], "training"),
                 config["head"], model or (experiment.model if experiment is not None else ""),
                 tuple(samples["shape"]), int(samples["classes"]), int(samples["outputs"]), int(config["population"]),
                 tuple(config["clients"]), float(split.get("val", 0.1)), experiment, note,
