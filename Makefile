@@ -1,36 +1,43 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`; `make test-flower` adds real processes.
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make test-flower` and `make demo-flower`
+# do the same across real processes.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-FLOWER := $(VENV)/.ready-flower
 
-.PHONY: demo test test-flower check clean
+.PHONY: demo demo-flower test test-flower screenshots check docs clean
 
 demo: $(READY)
 	rm -rf demo
 	$(BIN)/coterie compare fedprox fedper ifca fedfew fedfew:normalise=true --clients 20 --unseen 4 \
 		--model mlp:hidden=64 --rounds 60 --seeds 2 --set lr=0.1 --out demo
+	$(BIN)/coterie report demo -o demo/report.html
+
+demo-flower: $(READY)
+	$(BIN)/python examples/demo_flower.py demo-flower
 
 test: $(READY) check
 	$(BIN)/python -m pytest -n 2
 
-test-flower: $(FLOWER)
+test-flower: $(READY)
 	$(BIN)/python -m pytest tests/flower -m flower
+
+screenshots: demo
+	$(BIN)/python tests/chromium.py demo/report.html docs
 
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The variable silences a notice of the theme's authors about another program.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,flower]"
 	touch $(READY)
 
-$(FLOWER): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,flower]"
-	touch $(FLOWER)
-
 clean:
-	rm -rf $(VENV) demo build *.egg-info
+	rm -rf $(VENV) demo demo-flower site build *.egg-info

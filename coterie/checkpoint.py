@@ -42,10 +42,11 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             meta = json.loads((file.metadata() or {})["coterie"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as reason:
+    except (OSError, SafetensorError, LookupError, ValueError, RecursionError, RuntimeError) as reason:
         raise CoterieError(f"the checkpoint {path} is damaged or not one of coterie's ({_cause(reason)}).") from reason
-    if meta.get("format") != FORMAT:
-        raise CoterieError(f"the checkpoint {path} has format {meta.get('format')}; this version reads {FORMAT}.")
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        found = meta.get("format") if isinstance(meta, dict) else None
+        raise CoterieError(f"the checkpoint {path} has format {found}; this version reads {FORMAT}.")
     return tensors, meta
 
 

@@ -5,25 +5,28 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.live import Live as Refreshed
 
 import coterie
-from coterie import registry, runs, saved
+from coterie import presets, registry, runs, saved
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
-from coterie.folder import Folder, environment
-from coterie.report import catalogue
-from coterie.report.bubbles import bubbles
-from coterie.report.conflicts import conflicts, opposed
-from coterie.report.plots import picture
+from coterie.folder import Folder, environment, inside
+from coterie.report import catalogue, logs
 from coterie.report.progress import Live
-from coterie.report.table import by_method, comparison, to_csv, verdict
+from coterie.report.table import beside_paper, by_method, comparison, to_csv, verdict
 from coterie.report.table import markdown as as_markdown
+from coterie.report.table import newcomers as newcomers_table
 from coterie.result import Result
 
 DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
@@ -50,12 +53,19 @@ def top(
     pass
 
 
-DataOption = Annotated[str | None, typer.Option("--data", help="digits, or an .npz file with x, y and maybe client.")]
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", help="digits, or a file or folder: photos/, table.csv:label=species,client=site, ..."),
+]
 PartitionOption = Annotated[
     str | None,
     typer.Option("--partition", help="How to deal the data, e.g. dirichlet:alpha=0.1 or iid or natural."),
 ]
 ClientsOption = Annotated[int | None, typer.Option("--clients", help="Clients that train.")]
+ChurnOption = Annotated[
+    str | None,
+    typer.Option("--churn", help="Clients come and go: random:rate=0.1, or a csv with client,arrives,leaves."),
+]
 UnseenOption = Annotated[int | None, typer.Option("--unseen", help="Further clients kept out of training.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="mlp, cnn, ... or file.py:Net; options: mlp:hidden=8")]
 HeadOption = Annotated[str | None, typer.Option("--head", help="The layer that makes the scores.")]
@@ -64,8 +74,18 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="name=value, repeatable: a training option (lr, ...) or a method's (fedprox.mu)."),
 ]
+PresetOption = Annotated[
+    str | None, typer.Option("--preset", help="A published experiment, e.g. fedfew/cifar100-dirichlet-20.")
+]
+DataDirOption = Annotated[
+    str | None, typer.Option("--data-dir", help="The folder with the original files of a published data set.")
+]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file with the whole experiment.")]
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown, ready to paste into a document.")]
+LogOption = Annotated[
+    list[str] | None,
+    typer.Option("--log", help="tensorboard or mlflow, repeatable: also write local files for it into the folder."),
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder; by default a new one under runs/.")]
 
 
@@ -75,17 +95,18 @@ def run_command(
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Names every stream of randomness.")] = None,
-    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+    settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None, log: LogOption = None,
 ) -> None:
     """Train one method and score every client."""
     extra = [f"seed={seed}"] if seed is not None else []
     experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, [*extra, *(settings or [])],
-                             (method,) if method else ())
+                             (method,) if method else (), churn=churn, preset=preset, data_dir=data_dir)
     if len(experiment.methods) != 1:
         named = ", ".join(experiment.methods) or "none is named"
         raise CoterieError(f"run trains one method ({named}); `coterie methods` lists them, compare takes several.")
     folder = out or _fresh_folder(registry.method(experiment.methods[0]).name)
-    _go_on(experiment, folder, single=True, resume=False)
+    _go_on(experiment, folder, single=True, resume=False, log=log or ())
 
 
 @app.command("compare")
@@ -99,21 +120,27 @@ def compare_command(
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds.")] = None,
-    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+    settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None,
 ) -> None:
     """Train several methods on the same federation and print one table."""
     experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, settings or [],
-                             (*(named or ()), *(methods or ())), DEFAULT_METHODS)
+                             (*(named or ()), *(methods or ())), DEFAULT_METHODS, churn=churn, preset=preset,
+                             data_dir=data_dir)
     if seeds is not None:
         experiment = Experiment.of({**experiment.record(), "seeds": seeds})
     _go_on(experiment, out or _fresh_folder("compare"), single=False, resume=False)
 
 
 @app.command("resume")
-def resume_command(run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")]) -> None:
+def resume_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")], log: LogOption = None
+) -> None:
     """Go on with a run that was stopped or killed; the result is the same as without the interruption."""
     experiment, single = _saved(run)
-    _go_on(experiment, run, single, resume=True)
+    if log and not single:
+        raise CoterieError("--log writes one run; `coterie report` and `coterie watch` read a comparison's runs.")
+    _go_on(experiment, run, single, resume=True, log=log or ())
 
 
 @app.command("show")
@@ -122,7 +149,7 @@ def show_command(
 ) -> None:
     """Print what a run has found so far."""
     experiment, single = _saved(run)
-    folders = _folders(run)
+    folders = inside(run)
     results = [folder.result() for folder in folders if folder.history()]
     if not results:
         raise CoterieError(f"{run} holds no evaluation yet; resume it.")
@@ -137,21 +164,69 @@ def show_command(
     if markdown:
         print(as_markdown(results), end="")
     else:
-        _print(results)
+        _print(results, experiment.published)
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or comparisons'.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The page to write.")] = Path("report.html"),
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Write one HTML page that answers which method pays, for whom; its figures as PNG and SVG beside it."""
+    from coterie.report import page
+
+    written, figures = page.write(folders, out)
+    console.print(f"report: {written}, figures: {figures}", highlight=False, soft_wrap=True)
+    if show:
+        typer.launch(written.resolve().as_uri())
+
+
+@app.command("watch")
+def watch_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or comparisons'.")],
+    port: Annotated[int, typer.Option("--port", help="Of 127.0.0.1; 0 takes a free one.")] = 0,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Serve the report of a running (or finished) run on this machine; it follows the run. ctrl-C ends it."""
+    from coterie.report import watch
+
+    with watch.server(folders, port) as server:
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        print(f"watching {', '.join(map(str, folders))} at {address} (ctrl-C ends it)", flush=True)
+        if show:
+            typer.launch(address)
+        server.serve_forever()
 
 
 @app.command("data")
 def data_command(
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
-    unseen: UnseenOption = None, config: ConfigOption = None,
+    unseen: UnseenOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    data_dir: DataDirOption = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw who holds which class to this file.")] = None,
 ) -> None:
     """Show how the data lie over the clients."""
-    experiment = _experiment(config, data, partition, clients, unseen, None, None, None, [], ())
+    experiment = _experiment(config, data, partition, clients, unseen, None, None, None, [], (), preset=preset,
+                             data_dir=data_dir)
     federation = experiment.federation()
     console.print(federation.summary(), markup=False, highlight=False)
     if picture is not None:
+        from coterie.report.bubbles import bubbles  # with matplotlib, which takes a second
+
         console.print(f"picture: {bubbles(federation, picture)}")
+
+
+@app.command("presets")
+def presets_command(
+    preset: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this one in full.")] = None,
+    markdown: MarkdownOption = False,
+) -> None:
+    """List the published experiments, or print one as a file that --config reads."""
+    if markdown:
+        print(presets.markdown(), end="")
+    else:
+        print("\n".join(presets.listing()) if preset is None else presets.text(preset))
 
 
 @app.command("methods")
@@ -186,6 +261,36 @@ def bench_command(
     with wide.status("timing") as shown:
         timings = bench.run(experiment, federation, lambda method: shown.update(f"timing {method}"))
     wide.print(bench.table(timings))
+
+
+@app.command("advise")
+def advise_command(
+    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
+    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Rounds of the pilot; by default what fits into the budget.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Number of seeds.")] = 2,
+    budget: Annotated[float, typer.Option("--budget", help="Seconds the pilot may take.")] = 180.0,
+    newcomers: Annotated[
+        str, typer.Option("--newcomers", help="How often new clients come: often, some or none.")
+    ] = "some",
+    objective: Annotated[
+        str, typer.Option("--objective", help="What counts: the mean client or the worst tenth (worst).")
+    ] = "mean",
+    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+) -> None:
+    """Which way of personalization fits these clients? A short pilot, and advice with the numbers behind it."""
+    from coterie.advise import command
+
+    experiment = _experiment(config, data, partition, clients, unseen, model, head, None, settings or [], ())
+    with console.status("pilot") as shown:
+        pilot, go_on = command.run(
+            experiment, settings or [], rounds, seeds, budget, newcomers, objective,
+            lambda text: shown.update(text) if console.is_terminal else None,
+        )
+    folder = out or _fresh_folder("advice")
+    command.show(pilot, go_on, folder, _wide())
 
 
 @app.command("textbook")
@@ -273,27 +378,111 @@ def keys_command(
     print("\n".join(said))
 
 
+@app.command("server")
+def server_command(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file: method, model, shape, classes, ...")],
+    out: Annotated[Path, typer.Option("--out", help="The run's folder; started on it again, the run goes on.")],
+    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where sites connect.")] = "0.0.0.0:8000",
+    keys: Annotated[Path | None, typer.Option("--keys", help="The folder `server` of `coterie keys`.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for trials on one machine.")] = False,
+    keep_messages: Annotated[
+        bool, typer.Option("--keep-messages", help="Keep everything that sites send in OUT/messages.")
+    ] = False,
+) -> None:
+    """Train across real sites: start the server, admit the sites' keys, and run the experiment to its end."""
+    from coterie.flower import operator
+
+    operator.serve(config, out, listen, keys, insecure, keep_messages)
+
+
+@app.command("client")
+def client_command(
+    data: Annotated[str, typer.Option("--data", help="The site's samples; they stay where they are.")],
+    server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="Where to connect.")] = None,
+    keys: Annotated[Path | None, typer.Option("--keys", help="The site's folder of `coterie keys`.")] = None,
+    home: Annotated[Path, typer.Option("--home", help="Where the site keeps its state and its model.")] = Path("site"),
+    name: Annotated[str | None, typer.Option("--name", help="The site's name, where no key gives it.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for trials on one machine.")] = False,
+    dry_run: Annotated[
+        Path | None, typer.Option("--dry-run", metavar="CONFIG", help="Print what would be sent in this experiment.")
+    ] = None,
+    predict: Annotated[bool, typer.Option("--predict", help="Apply the site's model to --data instead.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Where --predict writes its csv file.")] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")] = "auto",
+    val: Annotated[float, typer.Option("--val", help="Share of the training samples held back for validation.")] = 0.1,
+    test: Annotated[float, typer.Option("--test", help="Share of the samples held back for testing.")] = 0.25,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of that split.")] = 0,
+) -> None:
+    """Take part as a site; or show what would be sent; or use the site's model."""
+    from coterie.flower import operator
+
+    settings = {"device": device, "val": val, "test": test, "seed": seed}
+    if predict:
+        path, accuracy = operator.predict(home, data, out)
+        print(f"{path}" + ("" if accuracy is None else f": accuracy {100 * accuracy:.1f} % of the labels in {data}"))
+    elif dry_run is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            parts = operator.rehearse(dry_run, data, Path(folder), name or "this-site", settings)
+        _wide().print(operator.sending(parts))
+    elif server is None:
+        raise CoterieError("where is the server? Give --server HOST:PORT (or --dry-run CONFIG, or --predict).")
+    else:
+        operator.connect(server, data, home, keys, insecure, name, settings)
+
+
+@app.command("status")
+def status_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of `coterie server --out`.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on showing it, until ctrl-C.")] = False,
+    lift: Annotated[str | None, typer.Option("--lift", metavar="SITE", help="End a site's quarantine.")] = None,
+) -> None:
+    """Who is connected, who answered, who is quarantined, and how far the run is."""
+    from coterie.flower import operator
+
+    if lift is not None:
+        operator.lift(folder, lift)
+        print(f"{lift} takes part again from the next round on")
+        return
+    wide = _wide()
+    if not follow:
+        wide.print(operator.status(folder))
+        return
+    with Refreshed(operator.status(folder), console=wide, auto_refresh=False) as shown:
+        while True:
+            time.sleep(1)
+            shown.update(operator.status(folder), refresh=True)
+
+
 # -- building and running --------------------------------------------------------------------------------------------
 
 
 def _experiment(
     config: Path | None, data: str | None, partition: str | None, clients: int | None, unseen: int | None,
     model: str | None, head: str | None, rounds: int | None, settings: list[str], methods: tuple[str, ...],
-    default_methods: tuple[str, ...] = (),
+    default_methods: tuple[str, ...] = (), churn: str | None = None, preset: str | None = None,
+    data_dir: str | None = None,
 ) -> Experiment:
-    """The file's experiment, overridden by what the command line says."""
-    base = Experiment.read(config) if config is not None else Experiment()
-    given = {"data": data, "partition": partition, "clients": clients, "unseen": unseen, "model": model, "head": head}
+    """The file's or the preset's experiment, overridden by what the command line says."""
+    if config is not None and preset is not None:
+        raise CoterieError("--config and --preset both name a whole experiment; use one of them.")
+    base = Experiment() if config is None else Experiment.read(config)
+    base = base if preset is None else presets.load(preset)
+    given = {"data": data, "partition": partition, "clients": clients, "unseen": unseen, "model": model, "head": head,
+             "churn": churn, "data_dir": data_dir}
     changed = {name: value for name, value in given.items() if value is not None}
     base = Experiment.of({**base.record(), **changed}, "the command line")
     base = replace(base, methods=registry.expand(methods or base.methods or default_methods))
     return with_settings(base, [*([f"rounds={rounds}"] if rounds is not None else []), *settings])
 
 
-def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> None:
+def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool, log: Sequence[str] = ()) -> None:
     """Build the parts, run what is left of the experiment, print and draw."""
+    for kind in log:
+        logs.check(kind)
     chosen = experiment.chosen()
     federation = experiment.federation()
+    for note in federation.recipe.get("notes", ()):
+        print(f"coterie: {note}", file=sys.stderr)
     factory = experiment.factory(federation)
     training = {f.name: getattr(experiment.training, f.name) for f in fields(experiment.training)}
     if not resume:
@@ -303,11 +492,15 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
                           highlight=False, soft_wrap=True)
         _write_experiment(folder, experiment, single)
     count = 1 if single else len(runs.with_baselines(chosen)) * experiment.seeds
-    with Live(count) as live:
+    with ExitStack() as open_ones, Live(count) as live:
         if single:
             started = resume and (folder / "config.json").exists()
+            first = Folder(folder).load()[1]["round"] if started and Folder(folder).checkpoint.exists() else 0
+            asked = {k: v for k, v in experiment.record().items() if k not in ("training", "methods")} | training
+            name = registry.spelling(chosen[0])
+            told = [open_ones.enter_context(logs.Log(kind, folder, name, asked, first)) for kind in log]
             results = [
-                runs.run(chosen[0], factory, federation, folder=folder, watch=live, resume=started,
+                runs.run(chosen[0], factory, federation, folder=folder, watch=logs.several(live, *told), resume=started,
                          head=experiment.head, **training)
             ]
         else:
@@ -315,11 +508,17 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool) -> 
             del training["seed"]
             results = runs.compare(chosen, factory, federation, seeds=list(seeds), folder=folder, watch=live,
                                    resume=resume, head=experiment.head, **training)
-    _print(results)
+    from coterie.report.bubbles import bubbles
+    from coterie.report.conflicts import conflicts, opposed
+    from coterie.report.plots import newcomers, picture
+
+    _print(results, experiment.published)
     to_csv(results, folder / "comparison.csv")
     drawn = [picture(results, folder / "picture.png"), bubbles(federation, folder / "clients.png")]
     if any(len(opposed(group)[0]) for group in by_method(results).values()):
         drawn.append(conflicts(results, folder / "conflicts.png"))
+    if any(result.arrives for result in results):
+        drawn.append(newcomers(results, folder / "newcomers.png"))
     console.print(f"pictures: {', '.join(map(str, drawn))}")
     console.print(f"run folder: {folder}")
 
@@ -350,12 +549,6 @@ def _opened(run: Path, model: str | None) -> saved.Saved:
     return opened
 
 
-def _folders(folder: Path) -> list[Folder]:
-    """The runs inside, in the order they were started."""
-    found = [folder / "config.json", *folder.glob("*/seed*/config.json")]
-    return [Folder(p.parent) for p in sorted((p for p in found if p.is_file()), key=lambda p: p.stat().st_mtime_ns)]
-
-
 def _fresh_folder(name: str) -> Path:
     return next(p for p in (Path("runs") / f"{name}-{k}" for k in itertools.count(1)) if not p.exists())
 
@@ -368,9 +561,13 @@ def _wide() -> Console:
     return console if console.is_terminal else Console(width=max(console.width, 118))
 
 
-def _print(results: list[Result]) -> None:
+def _print(results: list[Result], printed: Mapping[str, str]) -> None:
     wide = _wide()
     wide.print(comparison(results))
+    if (beside := beside_paper(results, printed)) is not None:
+        wide.print(beside)
+    if (arrived := newcomers_table(results)) is not None:
+        wide.print(arrived)
     if len({result.method for result in results}) > 1:
         wide.print(verdict(results), highlight=False)
 

@@ -48,7 +48,8 @@ class Clients:
         _set_precision(training.precision)
         convolution.enabled = training.kernels
         self.init = Init(
-            model, method.wrap, training.seed, head, self.dtype, self.device, self.population, self.federation.classes,
+            model, method.wrap, training.seed, head, self.dtype, self.device,
+            self.federation.arrived(0) if population is None else population, self.federation.classes,
         )
         self.layout = self.init.layout
         self.engine: Stacked
@@ -179,6 +180,10 @@ Measured = tuple[dict[str, Tensor], dict[str, Tensor], IntArray]
 
 def introduce(method: Method, cohort: Cohort, hello: Record) -> Upload:
     return method.introduce(cohort, hello)
+
+
+def join(method: Method, cohort: Cohort, payload: Record) -> Record:
+    return method.join(cohort, payload)
 
 
 def local(method: Method, cohort: Cohort, payload: Record, mine: Record) -> tuple[Upload, Record]:

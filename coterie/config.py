@@ -96,10 +96,15 @@ class Training:
         return self.lr
 
 
+_OPTIONS: dict[type[Any], dict[str, Any]] = {}  # resolving the hints of a class takes longer than all the rest
+
+
 def options(cls: type[Any]) -> dict[str, Any]:
     """The options of a dataclass: name -> type."""
-    hints = get_type_hints(cls)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+    if cls not in _OPTIONS:
+        hints = get_type_hints(cls)
+        _OPTIONS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+    return _OPTIONS[cls]
 
 
 def build(cls: type[T], values: Mapping[str, Any], kind: str) -> T:
@@ -132,7 +137,7 @@ def convert(value: Any, hint: Any, what: str) -> Any:
             raise ValueError
         if hint is float and not isinstance(value, bool):
             return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise CoterieError(f"{what} must be {_article(hint)}, not '{value}'.") from None
     if hint is str and not isinstance(value, str):
         raise CoterieError(f"{what} must be text, not '{value}'.")
@@ -153,3 +158,18 @@ def _truth(value: Any) -> bool:
 
 def _article(hint: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, str(hint))
+
+
+def split_options(rest: str, text: str) -> dict[str, str]:
+    """`key=value,key=value` -> the values as text; a value may hold commas itself, such as hidden=64,32."""
+    found: dict[str, str] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals and found:
+            last = next(reversed(found))
+            found[last] += f",{item}"
+        elif not equals:
+            raise CoterieError(f"'{item}' in '{text}' is no option; write name:option=value,option=value.")
+        else:
+            found[key.strip()] = value.strip()
+    return found

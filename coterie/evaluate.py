@@ -95,3 +95,21 @@ def chosen_round(history: Sequence[Evaluation], stage: str = "served") -> int:
     scored = [(validation_score(e.stages[stage]), -e.round) for e in history if stage in e.stages]
     scored = [item for item in scored if not np.isnan(item[0][1])]
     return -max(scored)[1] if scored else history[-1].round
+
+
+def since_arrival(evaluation: Evaluation, arrives: Sequence[int]) -> dict[str, list[tuple[int, int, float]]]:
+    """Stage -> (rounds since arrival, clients, mean of their test metric), for clients that arrived after the start.
+
+    `arrives[i]` is the round in which client i arrived; clients without test data are left out.
+    """
+    when = np.asarray(arrives, dtype=np.int64)
+    found: dict[str, list[tuple[int, int, float]]] = {}
+    for stage in ("served", "adapted"):
+        scores = evaluation.stages.get(stage)
+        if scores is None or not len(when):
+            continue
+        came, values = when[scores.clients], scores.test[scores.metric]
+        kept = (came > 0) & ~np.isnan(values)
+        age, values = evaluation.round - came[kept], values[kept]
+        found[stage] = [(int(a), int((age == a).sum()), float(values[age == a].mean())) for a in np.unique(age)]
+    return found

@@ -18,6 +18,7 @@ from coterie import checkpoint, files, models, registry
 from coterie.cohort import Init
 from coterie.errors import CoterieError, unknown
 from coterie.experiment import parse_options
+from coterie.folder import write_text
 from coterie.layout import Layout
 from coterie.net import Net, Task
 from coterie.saved import Saved
@@ -50,9 +51,7 @@ def write_model(path: Path, layout: Layout, row: Tensor, facts: Mapping[str, Any
     }
     checkpoint.save(path, layout.views(row), whole)
     beside = path.with_suffix(".json")
-    fresh = beside.with_name(beside.name + ".tmp")
-    fresh.write_text(json.dumps(whole, indent=2) + "\n")
-    os.replace(fresh, beside)
+    write_text(beside, json.dumps(whole, indent=2) + "\n")
     return beside
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from coterie import privacy
@@ -53,7 +52,8 @@ def normal(seed: int, t: int, purpose: str, count: int) -> Tensor:
     """
     name = repr((_root(seed), t, purpose)).encode()
     bits = np.frombuffer(hashlib.shake_256(name).digest(8 * count), dtype="<u8") >> np.uint64(11)
-    return torch.from_numpy(ndtri((bits.astype(np.float64) + 0.5) * 2.0**-53))
+    drawn: Tensor = torch.special.ndtri(torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-53))
+    return drawn
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.aggregators.aggregator import Aggregator
@@ -162,10 +163,21 @@ class Method:
         rows = held["rows"]  # [K, D]
         if "cluster" in held:
             return rows[torch.bincount(held["cluster"], minlength=len(rows)).argmax()]
-        for numbers in report.values():
+        for name, numbers in report.items():
+            if name in ("alpha", "clients"):  # of participants, not of models
+                continue
             if isinstance(numbers, list) and len(numbers) == len(rows) and not isinstance(numbers[0], list):
                 return rows[int(torch.tensor(numbers).argmax())]
         return rows.mean(0) if isinstance(self, Personal) else rows[0]
+
+    def few(self, server: Any) -> Tensor | None:
+        """The few models `[K, D]` that clients choose from or mix, where the method has such; read by the report."""
+        return None
+
+    def uses(self, server: Any, up: Uploads) -> dict[str, Tensor]:
+        """How much each participant uses each of the few models, `w [m, K]` with rows that sum to 1, and, where clients
+        count unequally, their `alpha [m]`; recorded in rounds that are evaluated."""
+        return {}
 
     def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout, server_lr: float = 1.0) -> Tensor:
         """`[m, d], [m] -> [d]`: the update the server applies; model by model for weights `[m, K]`, with the same
@@ -208,6 +220,10 @@ class FewModels(Method):
     def start(self, init: Init) -> Record:
         return Models(init.rows(self.models))
 
+    def few(self, server: Any) -> Tensor | None:
+        rows: Tensor = server.rows
+        return rows
+
 
 @dataclass(frozen=True)
 class Clustered(Method):
@@ -221,6 +237,13 @@ class Clustered(Method):
 
     def report(self, server: Any, up: Uploads) -> dict[str, Tensor]:
         return {"clients_per_model": torch.bincount(server.cluster, minlength=len(server.rows))}
+
+    def few(self, server: Any) -> Tensor | None:
+        rows: Tensor = server.rows
+        return rows
+
+    def uses(self, server: Any, up: Uploads) -> dict[str, Tensor]:
+        return {"w": F.one_hot(server.cluster[up.ids], len(server.rows))}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,13 +20,13 @@ from torch import Tensor
 from coterie import intervals, records
 from coterie.clients import Clients, introduce
 from coterie.cohort import Cohort
-from coterie.data import Federation, load
+from coterie.data import Federation, load, spelled
 from coterie.data.federation import deal
 from coterie.data.partition import Ints, generator
-from coterie.data.sources import NoLabels
-from coterie.errors import CoterieError, unknown
+from coterie.errors import CoterieError, NoLabels, unknown
 from coterie.export import job_of, write_model
 from coterie.intervals import LEVEL
+from coterie.method import Method
 from coterie.net import Net
 from coterie.records import Record
 from coterie.saved import Saved, anywhere
@@ -80,12 +80,20 @@ class Personal:
         return self.estimate is None
 
 
-def read(path: str | Path, client: str | None = None) -> tuple[Tensor, Tensor] | None:
-    """One client's labelled samples from a file, or None where there are no labels; a label of -1 stands for none."""
+def read(path: str | Path, client: str | None = None, classes: int = 0) -> tuple[Tensor, Tensor]:
+    """One client's labelled samples from a file, spelled as for --data; NoLabels where there are none.
+
+    Labels that are names must be those of all `classes` of the run: numbered by themselves, fewer would be other ones.
+    """
     try:
         source = load(path)
     except NoLabels:
-        return None
+        source = load(path, skip=True)  # which leaves out the samples without a label, and nothing else is wrong
+    if source.classes is not None and len(source.classes) != classes:
+        raise CoterieError(
+            f"{path} names {len(source.classes)} classes and the run has {classes}; name all of them in the run's "
+            "order, with the option classes=NAME,NAME,..."
+        )
     x, y = source.x, source.y
     if source.client is not None:
         names = sorted({str(c) for c in source.client})
@@ -94,12 +102,10 @@ def read(path: str | Path, client: str | None = None) -> tuple[Tensor, Tensor] |
         if client is not None and client not in names:
             raise unknown(f"client in {path}", client, names)
         mine = torch.from_numpy(np.array([client is None or str(c) == client for c in source.client]))
-        x, y = x[mine], y[mine]
-    elif client is not None:
+        return x[mine], y[mine]
+    if client is not None:
         raise CoterieError(f"{path} names no clients; leave --client out.")
-    if not y.is_floating_point() and y.ndim == 1:
-        x, y = x[y != -1], y[y != -1]
-    return (x, y) if len(y) else None
+    return x, y
 
 
 def personalize(
@@ -140,8 +146,13 @@ def hand_out(
         raise CoterieError(f"the model is written as safetensors, so -o must end in .safetensors, not {out.name}.")
     if not out.parent.is_dir():
         raise CoterieError(f"there is no folder {out.parent} to write {out.name} to.")
-    name = client or Path(data).stem
-    found = personalize(saved, read(data, client), name, adapt, future, seed)  # type: ignore[arg-type]
+    name = client or Path(spelled(data)[0]).stem
+    try:
+        samples, lacking = read(data, client, saved.classes), ""
+    except NoLabels as reason:
+        samples, lacking = None, str(reason)
+    found = personalize(saved, samples, name, adapt, future, seed)  # type: ignore[arg-type]
+    found = replace(found, why=(*found.why, lacking)) if lacking else found
     facts = described(saved, found)
     beside = write_model(out, found.clients.layout, found.row, facts)
     if report == "json":
@@ -233,6 +244,7 @@ class Desk:
         self.factory = saved.factory()
         self.server, self.meta = saved.server()
         self.t = int(self.meta["round"])
+        self.number = saved.arrived(self.t)
 
     def checked(self, x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """The samples, if they are what the run is about."""
@@ -250,7 +262,7 @@ class Desk:
         saved = self.saved
         made = Clients(
             saved.method, self.factory, federation, anywhere(saved.training), saved.head, choices=self.meta["choices"],
-            population=saved.population, first=saved.population,
+            population=self.number, first=self.number,
         )
         if made.layout.digest != self.meta["layout"]:
             raise CoterieError(
@@ -269,7 +281,7 @@ class Desk:
         cohort = clients.at(self.t, np.arange(clients.federation.clients))
         hello = records.spread(method.hello(server), cohort.size)
         told = introduce(method, cohort, hello)
-        number = torch.tensor([self.saved.population], device=device)
+        number = torch.tensor([self.number], device=device)
         sent, admitted = [], None
         for i in range(cohort.size):
             alone = type(told).of({name: t[i : i + 1] for name, t in told.tensors().items()})
@@ -313,7 +325,7 @@ class Desk:
         clients = self.clients(self.federation(x, y, [(np.arange(len(x)), none)], [name]))
         rows, cohort, led = self.arrive(clients)
         spent = int(cohort.spent[0])
-        facts, why = _explained(self.saved, rows, cohort, led)
+        facts, why = _explained(self.saved.method, self.number, rows, cohort, led)
         row = cohort.train(rows)[0] if decided.adapt else rows[0]
         if spent:
             why.append(f"The rule took {spent} local steps.")
@@ -404,20 +416,19 @@ def _tokens(factory: Any) -> bool:
 
 
 def _explained(
-    saved: Saved, rows: Tensor, cohort: Cohort, led: Mapping[str, Any]
+    method: Method, clients: int, rows: Tensor, cohort: Cohort, led: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """What the rule chose, from what passed between client and server: a cluster, one of K models, weights."""
-    method = saved.method
     facts: dict[str, Any] = {"rule": method.newcomer, "samples": int(cohort.n[0])}
     why = [f"{method.name} gives a newcomer {method.newcomer}."] if method.newcomer else []
     held = led["server"].tensors()
     if "cluster" in held:
         cluster = held["cluster"].tolist()
-        mine, members = cluster[saved.population], cluster[: saved.population].count(cluster[saved.population])
+        mine, members = cluster[clients], cluster[:clients].count(cluster[clients])
         count = len(held["rows"])
         facts["cluster"] = {"chosen": mine, "clusters": count, "members": members}
         why.append(f"It went to cluster {mine} of {count} (numbered from 0), where {members} of the run's "
-                   f"{saved.population} clients are.")
+                   f"{clients} clients are.")
     models = led["payload"].tensors().get("rows")
     if models is not None and models.shape[-1] == rows.shape[-1]:  # [1, K, D]
         losses = {split: cohort.loss(models, split)[0].tolist() for split in ("train", "val")}

@@ -16,8 +16,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.signal import lfilter
-from scipy.special import ndtr, ndtri
 
 from coterie.errors import CoterieError
 
@@ -113,6 +111,8 @@ class _Loss:
 
     def __init__(self, sigma: float, q: float, rounds: int, delta: float, removed: bool) -> None:
         self.rounds, self.delta = rounds, delta
+        from scipy.special import ndtri  # late: it takes a second, and few runs are private
+
         far = -float(ndtri(_FAR * delta / rounds)) * sigma
         low, high = sorted(float(_loss(np.array(x), sigma, q)) for x in (-far, 1 + far))
         sign = 1 if removed else -1
@@ -155,6 +155,8 @@ class _Loss:
             return math.inf
         masses = np.fft.irfft(self._transform**rounds, self.size)[: len(self._grid)].clip(0)
         above = np.cumsum(masses[::-1])[::-1]  # A, at and above each point
+        from scipy.signal import lfilter
+
         weighed = lfilter([1.0], [1.0, -math.exp(-self._step)], masses[::-1])[::-1]  # B e^epsilon at each point
         passed = np.nonzero(above - weighed > room)[0]
         if not len(passed):
@@ -193,6 +195,8 @@ def _masses(loss: Array, sigma: float, q: float, removed: bool) -> tuple[Array, 
 def _between(x: Array) -> Array:
     """The standard normal's probability between neighbours of a rising x, from the side where it is exact."""
     right = x[:-1] > 0
+    from scipy.special import ndtr
+
     return np.asarray(np.where(right, ndtr(-x[:-1]) - ndtr(-x[1:]), ndtr(x[1:]) - ndtr(x[:-1])))
 
 

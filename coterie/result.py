@@ -31,6 +31,7 @@ class Result:
     names: tuple[str, ...] = ()  # client names, seen first
     folder: Path | None = None
     simulation: Simulation | None = field(default=None, repr=False, compare=False)
+    arrives: tuple[int, ...] = ()  # with churn, the round in which each training client arrived, 0 at the start
 
     @property
     def stages(self) -> tuple[str, ...]:

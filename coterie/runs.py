@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from coterie import checkpoint, registry, server
+from coterie.churn import NEVER
 from coterie.config import Training, build
 from coterie.data import Federation
+from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, validation_score
 from coterie.folder import Folder
 from coterie.joint import Settle, Stack, Work, alone, family, most_clients, pays
@@ -35,6 +37,7 @@ class Progress:
     round: int
     rounds: int
     latest: Evaluation
+    record: dict[str, Any] | None = None  # of the last round, as in metrics.jsonl; None before the first
 
 
 Watch = Callable[[Progress], None]
@@ -129,7 +132,7 @@ def check(
             built = Simulation(one, model, federation, build(Training, training, "training"), head, loss)
             reason = reason or built.choices.get("reason", "")
         else:
-            server.check(one, federation.population, Simulation.layout_of(one, model, head))
+            server.check(one, federation.arrived(0), Simulation.layout_of(one, model, head))
     return reason
 
 
@@ -156,7 +159,9 @@ class _Driver:
         folder, self.head = self.folder, head
         self.saved = folder is not None and self.resume and folder.checkpoint.exists()
         saved = folder.load() if folder is not None and self.saved else None
-        choices = saved[1]["choices"] if saved else None
+        choices = saved[1].get("choices") if saved else None
+        if saved and folder is not None and not isinstance(choices, dict):
+            raise CoterieError(f"the checkpoint {folder.checkpoint} is damaged: it does not say how it was computed.")
         self.simulation = Simulation(self.method, model, federation, self.training, head, loss, choices, twin)
         if saved:
             self.simulation.restore(*saved)
@@ -170,6 +175,7 @@ class _Driver:
             return
         if not self.resume:
             self.folder.create(_config(self.method, self.simulation, self.head))
+            self.folder.describe(self.simulation.federation)
         elif not self.saved:
             self.folder.restart()
         self.history, self.rounds = self.folder.history(), self.folder.rounds()
@@ -193,9 +199,12 @@ class _Driver:
         result = Result(
             self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
             sum(r["seconds"] for r in self.rounds), simulation.method.published, simulation.federation.names,
-            self.folder.path if self.folder else None, simulation,
+            self.folder.path if self.folder else None, simulation, _arrivals(simulation.federation),
         )
         if self.folder is not None:
+            found = simulation.models()
+            if found is not None:
+                self.folder.append_models(found)
             rows = checkpoint.digest(simulation.snapshot(copies=False)[0])
             self.folder.finish({"rounds": simulation.rounds_done, "seconds": result.seconds, "rows_sha256": rows})
         return result
@@ -218,7 +227,7 @@ class _Driver:
     def _evaluate(self) -> Work[None]:
         self.history.append((yield from self.simulation.evaluating()))
         if self.folder is not None:
-            self.folder.append_evaluation(self.history[-1])
+            self.folder.append_evaluation(self.history[-1], _arrivals(self.simulation.federation))
         self._tell()
 
     def _tell(self) -> None:
@@ -226,7 +235,7 @@ class _Driver:
             self.watch(
                 Progress(
                     self.spelling, self.training.seed, self.simulation.rounds_done, self.training.rounds,
-                    self.history[-1],
+                    self.history[-1], self.rounds[-1] if self.rounds else None,
                 )
             )
 
@@ -243,12 +252,18 @@ class _Driver:
         return len(scores) - 1 - best >= self.training.patience
 
 
+def _arrivals(federation: Federation) -> tuple[int, ...]:
+    return () if federation.schedule is None else tuple(federation.schedule[:, 0].tolist())
+
+
 def _config(method: Method, simulation: Simulation, head: str | None) -> dict[str, Any]:
+    schedule = simulation.federation.schedule
+    churn = {} if schedule is None else {"churn": [[a, None if b == NEVER else b] for a, b in schedule.tolist()]}
     return {
         "method": registry.spelling(method), "published": method.published, "training": asdict(simulation.training),
         "federation": simulation.federation.recipe, "clients": list(simulation.federation.names),
         "population": simulation.population, "columns": simulation.layout.size, "head": head,
-        "choices": simulation.choices,
+        "choices": simulation.choices, **churn,
         "samples": {
             "shape": list(simulation.federation.x.shape[1:]), "classes": simulation.federation.classes,
             "outputs": simulation.federation.outputs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +52,9 @@ def read_experiment(folder: Path) -> tuple[Experiment, bool, str]:
         experiment, single = Experiment.of(record["experiment"], str(path)), bool(record["single"])
         kept = record.get("model_file") or {}
         return *_with_model(experiment, single, kept, folder),
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as reason:
+    except CoterieError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as reason:
         raise CoterieError(f"{path} is damaged: {reason}.") from reason
 
 
@@ -92,6 +95,7 @@ class Saved:
     val: float  # the share of training data that clients hold back for validation
     experiment: Experiment | None
     note: str = ""
+    arrivals: tuple[int, ...] = ()  # with churn, the round in which each client arrives, rising
 
     @classmethod
     def open(cls, folder: str | Path, model: str | None = None) -> Saved:
@@ -115,6 +119,7 @@ class Saved:
                 config["head"], model or (experiment.model if experiment is not None else ""),
                 tuple(samples["shape"]), int(samples["classes"]), int(samples["outputs"]), int(config["population"]),
                 tuple(config["clients"]), float(split.get("val", 0.1)), experiment, note,
+                tuple(int(arrives) for arrives, _ in config.get("churn", ())),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as reason:
             if isinstance(reason, CoterieError):
@@ -154,6 +159,10 @@ class Saved:
                           choices=meta["choices"])
         made.restore(tensors, meta)
         return made
+
+    def arrived(self, t: int) -> int:
+        """How many clients the server knows after t rounds."""
+        return bisect_right(self.arrivals, t) if self.arrivals else self.population
 
     def client(self, name: str) -> int:
         """A client's number by its name."""

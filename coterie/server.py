@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie import records, streams
-from coterie.algebra import cosines, opposing
+from coterie.algebra import between, cosines, opposing
 from coterie.config import Training
 from coterie.engine.packing import IntArray
 from coterie.errors import CoterieError
@@ -87,7 +87,9 @@ def merge(
 ) -> tuple[Record, dict[str, Any]]:
     """The new server state, and numbers worth recording; with a guard only of the noisy mean."""
     if guard is None:
-        report = conflicts(up.tensors, up.layout, training, up.round)
+        report = conflicts(up.tensors, up.layout, training, up.round) | few(method, server, up, training)
+        if len(up.ids) < up.population and not report.keys().isdisjoint(("cosines", "w")):
+            report["clients"] = compared(up.ids).tolist()
     else:
         up, report = guard.pool(up)
     report |= {name: value.tolist() for name, value in method.report(server, up).items()}
@@ -107,10 +109,9 @@ def conflicts(sent: Mapping[str, Tensor], layout: Layout, training: Training, t:
     """
     last = t + 1 == training.rounds
     update = sent.get("update")
-    if update is None or len(update) < 2 or not (last or (t + 1) % training.evaluate_every == 0):
+    if update is None or len(update) < 2 or not evaluated(training, t):
         return {}
-    if len(update) > COMPARED:
-        update = update[torch.linspace(0, len(update) - 1, COMPARED).long().to(update.device)]
+    update = compared(update)
     if update.shape[-1] == layout.size:
         update = layout.cut(update, "parameters")
     angles = cosines(update.flatten(1))
@@ -118,6 +119,33 @@ def conflicts(sent: Mapping[str, Tensor], layout: Layout, training: Training, t:
     if found["opposing"] != found["opposing"]:  # fewer than two clients moved
         return {}
     return found | {"cosines": angles.mul(1e4).round().div(1e4).tolist()} if last else found
+
+
+def few(method: Method, server: Record, up: Uploads, training: Training) -> dict[str, Any]:
+    """In rounds that are evaluated, how the participants share the server's models and how far these are apart.
+
+    `w [m, K]`, `alpha [m]` where clients count unequally (at most COMPARED of them), and the distances `apart [K, K]`
+    between the models' parameters that the clients received.
+    """
+    if not evaluated(training, up.round):
+        return {}
+    rows = method.few(server)
+    found = {name: compared(t) for name, t in method.uses(server, up).items()}
+    if rows is not None:
+        found["apart"] = between(*[up.layout.cut(rows, "parameters")] * 2)
+    return {name: t.double().mul(1e4).round().div(1e4).tolist() for name, t in found.items()}
+
+
+def evaluated(training: Training, t: int) -> bool:
+    """Whether the state after round t is evaluated, and what the round did is therefore recorded in full."""
+    return t + 1 == training.rounds or (t + 1) % training.evaluate_every == 0
+
+
+def compared(values: Tensor) -> Tensor:
+    """`[m, ...]` of all participants, or of COMPARED evenly spaced ones where there are more."""
+    if len(values) <= COMPARED:
+        return values
+    return values[torch.linspace(0, len(values) - 1, COMPARED).long().to(values.device)]
 
 
 def record_class(method: Method, name: str) -> type[Record]:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import records
+from coterie import churn, records
 from coterie import server as serving
-from coterie.clients import Clients, Measured, ModelLike, device, introduce, local, score, score_newcomers
+from coterie.algebra import between
+from coterie.clients import Clients, Measured, ModelLike, device, introduce, join, local, score, score_newcomers
 from coterie.cohort import Cohort, Init, Local
 from coterie.config import Training
 from coterie.data import Federation
@@ -40,8 +41,11 @@ class Simulation(Clients):
     ) -> None:
         """`twin` is a simulation of the same family of methods: its engine serves both where the module is the same."""
         super().__init__(method, model, federation, training, head, loss, choices, twin)
-        serving.check(method, self.population, self.layout)
+        serving.check(method, self.federation.arrived(0), self.layout)
+        churn.check(self.federation, training.rounds)
         self.guard = Guard.of(method, training, self.population)
+        if self.guard is not None and self.federation.schedule is not None:
+            raise CoterieError("the private aggregator's noise is made for a fixed population; leave out the churn.")
         self._selections: dict[int, IntArray] = {}
         self._indices: dict[bytes, tuple[Tensor, Tensor, Tensor]] = {}
         self.rounds_done = 0
@@ -55,13 +59,13 @@ class Simulation(Clients):
     # -- the life of a run -----------------------------------------------------------------------------------------
 
     def _begin(self, wave: int | None) -> None:
-        """The server starts; every training client introduces itself, is admitted and joins, at round 0.
+        """The server starts; every training client that is there introduces itself, is admitted and joins, at round 0.
 
         `wave` is how many clients a resumed run computes at once: sums over other waves would differ in the last bits.
         """
         self.server: Record = self.method.start(self.init)
         self._statistics: Store | None = None  # the clients' own buffers, with buffers=local
-        ids = np.arange(self.population)
+        ids = np.arange(self.arrived)
         self.wave = wave or self._wave(1)
         self.server = self._admitted(self.server, ids)
         payload = self._payload(self.server, ids[:1])
@@ -88,7 +92,7 @@ class Simulation(Clients):
         )
         sent = self.method.local(cohort, self._payload(self.server, ids), self._own(ids))[0].tensors()
         guard.rehearse(self.server, sent, self.layout)
-        self._nobody = {name: t[:0] for name, t in sent.items()}
+        self.nobody = {name: t[:0] for name, t in sent.items()}
 
     def _place(self, joined: Record) -> store.Place:
         """Where the clients' states are kept; recorded where there are any."""
@@ -148,7 +152,7 @@ class Simulation(Clients):
         down: dict[str, int] = {}
         up: dict[str, int] = {}
         if len(answering) >= max(self.method.aggregator.minimum, 0 if self.guard else 1):
-            uploads = [] if len(answering) else [self._nobody]
+            uploads = [] if len(answering) else [self.nobody]
             parts = self._waves(answering)
             for number, wave in enumerate(parts):
                 place = np.searchsorted(answering, wave)
@@ -160,12 +164,21 @@ class Simulation(Clients):
                 self._ahead(parts[number + 1 :] or self._first_of_round(t + 1))
                 self._keep(wave, state.tensors(), self.kept_buffers(cohort))
             ids, n, share = self._weighed(answering)
-            merged = Uploads(records.concatenate(uploads), ids, n, share, self.population, t, self.layout)
+            merged = Uploads(records.concatenate(uploads), ids, n, share, self.arrived, t, self.layout)
             self.server, report = serving.merge(self.method, self.server, merged, self.training, self.guard)
         elif len(answering):
             report = serving.skipped(self.method, len(answering))
-        self.rounds_done = t + 1
+        before, self.rounds_done = self.arrived, t + 1
+        yield from self._welcoming(np.arange(before, self.arrived))
         return Round(t, len(answering), len(selected) - len(answering), down, up, report)
+
+    def _welcoming(self, ids: IntArray) -> Work[None]:
+        """Clients that arrive now are admitted and join, by the method's rule for unseen clients, and stay."""
+        if len(ids):
+            self.server = yield from self._admitting(self.server, ids)
+        for wave in self._waves(ids):
+            joined = yield Call(join, self.method, self.cohort(wave), (self._payload(self.server, wave),))
+            self._states.put(wave, joined.tensors())
 
     def evaluate(self) -> Evaluation:
         """Score all stages of the current state. Server and clients stay as they are."""
@@ -173,7 +186,7 @@ class Simulation(Clients):
 
     def evaluating(self) -> Work[Evaluation]:
         """`evaluate`; what its clients compute is asked for by `yield`."""
-        stages = yield from self._stages(self.federation.seen, self.server, "")
+        stages = yield from self._stages(self.federation.there(self.rounds_done), self.server, "")
         unseen = self.federation.unseen
         if len(unseen):
             server = yield from self._admitting(self.server, unseen)
@@ -183,20 +196,56 @@ class Simulation(Clients):
     def row(self, client: int, adapted: bool = False) -> Tensor:
         """The row `[D]` that a client uses now; `adapted` trains it for the run's local epochs."""
         ids = np.array([client])
-        server = self.server if client < self.population else self._admitted(self.server, ids)
+        server = self.server if client < self.arrived else self._admitted(self.server, ids)
         row, cohort = self._deployed(ids, server)
         return cohort.train(row)[0] if adapted else row[0]
+
+    def models(self) -> dict[str, Any] | None:
+        """Of a method with a few server models: who uses which, how each would serve every client, how they differ.
+
+        `choice [M]` is the model nearest to the row that a client uses (the row itself where it picks one), `test
+        [M, K]` the accuracy, or the loss, of every model on every client's test data, `apart [K, K]` the distances
+        between the models' parameters and `moved [K]` how far each went from its start. M counts the clients that have
+        arrived. None for other methods.
+        """
+        rows = self.method.few(self.server)
+        if rows is None:
+            return None
+        points = self.layout.cut(rows, "parameters")
+        metric = "accuracy" if self.federation.classes else "loss"
+        choice: list[int] = []
+        test: list[list[float]] = []
+        for ids in self._waves(np.arange(self.arrived)):
+            row, cohort = self._deployed(ids, self.server)
+            mine = self.layout.cut(row, "parameters")
+            away = torch.stack([torch.linalg.vector_norm(mine - point, dim=1) for point in points], 1)  # [C, K]
+            choice += away.argmin(1).tolist()
+            everyone = rows.expand(len(ids), *rows.shape)
+            test += _short(cohort.measure(everyone, "test")[metric])
+        first = self.method.few(self.method.start(self.init))
+        start = points[:1] if first is None else self.layout.cut(first, "parameters")
+        moved = torch.linalg.vector_norm(points - (start if len(start) == len(points) else start[:1]), dim=1)
+        return {
+            "round": self.rounds_done, "choice": choice, "metric": metric, "test": test,
+            "apart": _short(between(points, points)), "moved": _short(moved),
+        }
 
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def selected(self, t: int) -> IntArray:
-        """The clients asked in round t, which do not depend on the clients' order."""
-        if self._asked == self.population and self.training.sampling == "fixed":
-            return np.arange(self.population)
+        """The clients asked in round t, of those that are there; they do not depend on the clients' order."""
+        there = self.federation.there(t)
+        if serving.asked(self.training, len(there)) == len(there) and self.training.sampling == "fixed":
+            return there
         if t not in self._selections:
             self._selections = {k: ids for k, ids in self._selections.items() if k + 1 >= t}  # this round and the next
-            self._selections[t] = serving.selected(self.training, self._names[: self.population], t)
+            self._selections[t] = there[serving.selected(self.training, self._names[there], t)]
         return self._selections[t]
+
+    @property
+    def arrived(self) -> int:
+        """How many training clients are known to the server by now; with churn they are numbered by arrival."""
+        return self.federation.arrived(self.rounds_done)
 
     @property
     def _asked(self) -> int:
@@ -303,7 +352,7 @@ class Simulation(Clients):
         """The rows `[C, D]` that these clients use, and the cohort that made them; newcomers join first."""
         cohort = self.cohort(ids)
         payload = self._payload(server, ids)
-        mine = self._own(ids) if ids.max() < self.population else self.method.join(cohort, payload)
+        mine = self._own(ids) if ids.max() < self.arrived else self.method.join(cohort, payload)
         return self.method.deploy(cohort, payload, mine), cohort
 
     def _scores(self, ids: IntArray, found: list[Measured]) -> Scores:
@@ -337,6 +386,14 @@ class Simulation(Clients):
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """Go on from a snapshot."""
+        try:
+            self._restore(tensors, meta)
+        except CoterieError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as reason:
+            raise CoterieError(f"the checkpoint does not fit this run ({type(reason).__name__}: {reason}).") from reason
+
+    def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         if meta["layout"] != self.layout.digest:
             raise CoterieError(
                 f"the checkpoint holds another model (layout {meta['layout']}); this one has "
@@ -349,8 +406,13 @@ class Simulation(Clients):
             mine = {n[len(prefix) + 1 :]: t for n, t in tensors.items() if n.startswith(prefix + ".")}
             return serving.record_class(self.method, meta[prefix]).of(mine)
 
-        self.server = part("server").map(lambda t: t.to(self.device, copy=True))
-        self.own = part("own")
+        server, own = part("server"), part("own")
+        lost = sorted((self.server.tensors().keys() - server.tensors().keys())
+                      | (self.own.tensors().keys() ^ own.tensors().keys()))
+        if lost:
+            raise CoterieError(f"the checkpoint does not fit this run: {', '.join(lost)} is missing or too much.")
+        self.server = server.map(lambda t: t.to(self.device, copy=True))
+        self.own = own
         self._statistics = None
         if "buffers" in tensors:
             self._statistics = Store(self.population, self.device, self._states.place)
@@ -358,3 +420,8 @@ class Simulation(Clients):
         if self.guard is not None:
             self.guard.clip = float(tensors["privacy.clip"])
         self.rounds_done = int(meta["round"])
+
+
+def _short(t: Tensor) -> Any:
+    """As lists, with the digits that a record needs."""
+    return t.double().mul(1e5).round().div(1e5).tolist()

@@ -1,116 +1,206 @@
-"""What the documents show works: Python blocks run, commands parse, the one-file methods run, links lead somewhere."""
+"""What the documents show works: every code block runs, links lead somewhere, and the site builds and is complete.
 
-import importlib.util
-import os
+A page is one test. Its blocks run in their order in a folder of their own, Python blocks in one namespace. A block with
+a title (```python title="mine.py") is that file. Commands run through the real command line in this process, with 1
+round and 1 seed, and their pictures are coarse: what a page shows takes minutes, and more would try nothing else. `make
+TARGET` runs the target's `coterie` commands in the same way; a target that has none must be there. A block that cannot
+run here says why in the line before it, `<!-- not run: reason -->`; its commands must still be understood.
+"""
+
+import html
+import inspect
 import re
 import shlex
-import subprocess
 import sys
+import tomllib
+import types
+from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib
 import pytest
 import typer
+from typer.testing import CliRunner
 
+import coterie.methods
 from coterie import registry
 from coterie.cli import app
+from coterie.experiment import Experiment
 from coterie.report import catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EACH = pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
+FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+REASON = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+LANGUAGES = ("python", "console", "toml", "text")
+NOT_RUN = 22
+"""How many blocks have a reason not to run; whoever adds one raises it on purpose."""
+COMMANDS = typer.main.get_command(app).commands
 
 
-def blocks(language):
-    """(page:line, text) of the fenced blocks of a language that are not marked as sketches."""
-    for page in PAGES:
-        text = page.read_text()
-        for found in FENCE.finditer(text):
-            before = text[: found.start()].rstrip().rsplit("\n", 1)[-1]
-            if found[1] == language and before != "<!-- sketch -->":
-                yield f"{page.relative_to(ROOT)}:{text.count(chr(10), 0, found.start()) + 1}", found[2]
+@dataclass
+class Block:
+    where: str
+    language: str
+    file: str
+    text: str
+    reason: str
 
 
-def commands():
-    """(page:line, words) of every `coterie ...` line in the console blocks."""
-    for where, text in blocks("console"):
-        for line in text.splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] == ["coterie"]:
-                yield pytest.param(words[1:], id=f"{where} {' '.join(words[1:3])}")
+def blocks(page):
+    text = page.read_text()
+    for found in FENCE.finditer(text):
+        marked = REASON.search(text[: found.start()])
+        where = f"{page.relative_to(ROOT)}:{text.count(chr(10), 0, found.start()) + 1}"
+        yield Block(where, found[1], found[2] or "", found[3], marked[1] if marked else "")
 
 
-def block_with(text):
-    return next(code for _, code in blocks("python") if text in code)
+def commands(text):
+    """The words of each command of a console block; a line may end in a backslash, and comments are left out."""
+    lines = (shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines())
+    return [words for words in lines if words]
 
 
-def call(arguments, folder, extra=""):
-    """The command line in a process of its own, with `extra` run before it."""
-    program = f"{extra}\nfrom coterie.cli import main\nmain()"
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=folder, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+def recipe(target):
+    """The `coterie` commands of a target of the Makefile."""
+    rule = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert rule, f"the Makefile has no target {target}"
+    lines = commands(rule[1].replace("\t", "").replace("$(BIN)/", ""))
+    return [words for words in lines if words[0] == "coterie"]
 
 
-@pytest.mark.parametrize("code", [pytest.param(code, id=where) for where, code in blocks("python")])
-def test_python_blocks_run(code, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "block.py"
-    path.write_text(code)
-    spec = importlib.util.spec_from_file_location("coterie_docs_block", path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
+def shortened(words):
+    """1 round and 1 seed."""
+    if words[0] not in ("run", "compare", "advise"):
+        return words
+    kept = re.sub(r" --(rounds|seeds) \S+", "", shlex.join(words))
+    return [*shlex.split(kept), "--rounds", "1", *(["--seeds", "1"] if words[0] != "run" else [])]
 
 
-@pytest.mark.parametrize("words", list(commands()))
-def test_commands_parse(words):
-    """Names, options and methods exist; nothing is run."""
-    command = typer.main.get_command(app).commands[words[0]]
+class Reader:
+    """Someone who does what a page says, in a folder of their own."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.monkeypatch = folder, monkeypatch
+        self.module = types.ModuleType("coterie_docs_page")
+        monkeypatch.setitem(sys.modules, self.module.__name__, self.module)  # where dataclasses look for names
+        monkeypatch.setitem(matplotlib.rcParams, "savefig.dpi", 40)
+        monkeypatch.chdir(folder)
+
+    def do(self, block):
+        if block.file:
+            path = self.folder / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+            if path.parent == self.folder / "coterie" / "methods":
+                self.extend(path)
+        getattr(self, block.language)(block)
+
+    def extend(self, path):
+        """The folder of methods gets a second place instead of a new file."""
+        self.monkeypatch.setattr(coterie.methods, "__path__", [*coterie.methods.__path__, str(path.parent)])
+        self.monkeypatch.setitem(sys.modules, f"coterie.methods.{path.stem}", None)
+        del sys.modules[f"coterie.methods.{path.stem}"]
+        registry._found.cache_clear()
+
+    def python(self, block):
+        exec(compile(block.text, block.file or block.where, "exec"), self.module.__dict__)
+
+    def console(self, block):
+        for words in commands(block.text):
+            if words[0] == "make":
+                for made in recipe(words[1]):
+                    self.type(made[1:], block)
+            else:
+                assert words[0] == "coterie", f"{block.where}: how to run '{words[0]}' is not known here"
+                self.type(words[1:], block)
+
+    def type(self, words, block):
+        done = CliRunner().invoke(app, shortened(words))
+        assert done.exit_code == 0, f"{block.where}: coterie {shlex.join(words)}: {done.exception}\n{done.output}"
+
+    def toml(self, block):
+        """The file of a server (it names the shape of samples), or of an experiment; both are built."""
+        path = self.folder / (block.file or "block.toml")
+        path.write_text(block.text)
+        if "shape" in tomllib.loads(block.text):
+            from coterie.flower.plan import Plan
+
+            assert Plan.configured(path, "docs").jobs
+        else:
+            experiment = Experiment.read(path)
+            federation = experiment.federation()
+            assert experiment.factory(federation)()
+            assert experiment.chosen()
+
+    def text(self, block):
+        """What something prints, or a formula."""
+
+
+@EACH
+def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
+    found = list(blocks(page))
+    assert 2 * len(found) == len(re.findall(r"^ *(?:```|~~~)", page.read_text(), re.MULTILINE)), "a fence is not read"
+    reader = Reader(tmp_path, monkeypatch)
+    try:
+        for block in found:
+            assert block.language in LANGUAGES, f"{block.where} has no language of {', '.join(LANGUAGES)}"
+            if not block.reason:
+                reader.do(block)
+    finally:
+        monkeypatch.undo()
+        registry._found.cache_clear()
+
+
+def test_few_blocks_do_not_run_and_their_commands_are_understood():
+    """Names, options and methods exist; `python FILE` and `make TARGET` name what is there."""
+    left_out = [block for page in PAGES for block in blocks(page) if block.reason]
+    assert len(left_out) == NOT_RUN, [block.where for block in left_out]
+    for block in left_out:
+        for words in commands(block.text) if block.language == "console" else ():
+            if words[0] == "coterie":
+                understood(words[1:])
+            elif words[0] == "make":
+                assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+            elif words[0] == "python" and words[1] != "-m":
+                assert (ROOT / words[1]).is_file(), words
+
+
+def understood(words):
+    command = COMMANDS[words[0]]
     context = command.make_context(words[0], list(words[1:]))
-    given = [context.params.get(name) for name in ("named", "methods", "method", "name")]
+    given = [context.params.get(name) for name in ("named", "methods", "method")]
     specs = [spec for value in given if value for spec in ([value] if isinstance(value, str) else value)]
     for spec in registry.expand(specs):
-        if ".py:" not in spec and not spec.startswith("mix"):
-            catalogue.find(spec) if words[0] == "methods" else registry.method(spec)
+        registry.method(spec)
 
 
-def test_the_method_of_the_readme_runs_from_its_file(tmp_path):
-    (tmp_path / "mine.py").write_text(block_with("class Mine("))
-    quick = ["--rounds", "2", "--clients", "4", "--model", "linear", "--out", "out"]
-    done = call(["run", "mine.py:Mine:share=0.8", *quick], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "mine.py:Mine:share=0.8" in done.stdout
-    assert (tmp_path / "out" / "result.json").is_file()
+# -- links -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_method_of_contributing_is_found_in_its_folder(tmp_path):
-    """The folder of methods is extended instead of written to: the file lies there, nothing else is edited."""
-    more = tmp_path / "more"
-    more.mkdir()
-    (more / "mix.py").write_text(block_with("class Mix("))
-    extra = f"import coterie.methods\ncoterie.methods.__path__.append({str(more)!r})"
-    listed = call(["methods"], tmp_path, extra)
-    assert re.search(r"^ +mix ", listed.stdout, re.MULTILINE), listed.stderr
-    quick = ["--rounds", "2", "--clients", "4", "--unseen", "1", "--model", "linear", "--out", "out"]
-    done = call(["run", "mix", "--set", "mu=0.1", *quick], tmp_path, extra)
-    assert done.returncode == 0, done.stderr
-    assert "mix:mu=0.1" in done.stdout
+def anchors(page):
+    """Of a page's headings: as the site makes them, and as repositories do; a link must be right in both places."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    return {re.sub(r"[-\s]+", "-", text) for text in plain} & {re.sub(r"\s", "-", text) for text in plain}
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
+@EACH
 def test_links_lead_somewhere(page):
-    text = FENCE.sub("", page.read_text())
-    for target in LINK.findall(text):
+    inside = ROOT / "docs"
+    for target in LINK.findall(FENCE.sub("", page.read_text())):
         if target.startswith(("http://", "https://")):
             continue
         path, _, anchor = target.partition("#")
-        found = page if not path else page.parent / path
+        found = (page if not path else page.parent / path).resolve()
         assert found.exists(), f"{page.name} links to {target}"
-        if anchor:
-            headings = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
-            assert anchor in [re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings], target
+        assert inside not in page.parents or inside in found.parents, f"{page.name}: {target} is not in the site"
+        assert not anchor or anchor in anchors(found), f"{page.name} links to {target}; there is {anchors(found)}"
+
+
+# -- what is generated -----------------------------------------------------------------------------------------------
 
 
 def test_the_page_of_methods_is_what_the_code_generates():
@@ -118,6 +208,57 @@ def test_the_page_of_methods_is_what_the_code_generates():
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     assert catalogue.COMMAND in page.partition("\n")[0]
     assert page == catalogue.markdown(), f"run `{catalogue.COMMAND}`"
+
+
+def test_the_site_builds_without_a_warning_and_is_complete(tmp_path, monkeypatch):
+    """As `make docs` does: a warning is an error. One test, because the build takes most of its time."""
+    pytest.importorskip("material", reason="pip install 'coterie[docs]' builds the site")
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True)
+    config.plugins.on_startup(command="build", dirty=False)
+    build(config)
+    nobody_else_is_asked(tmp_path)
+    for cls in [*registry.methods().values(), *catalogue.plugs()]:
+        has_a_page(tmp_path, cls)
+
+
+def nobody_else_is_asked(site):
+    """Scripts, styles, fonts and pictures are the site's own; only links a reader clicks may lead elsewhere."""
+    elsewhere = re.compile(r"""@import|url\(\s*["']?(?:https?:)?//""")
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        for tag in re.findall(r"<(?:script|link|img|iframe|source|video|audio|object|embed)\b[^>]*>", text):
+            assert not re.search(r"""(?:src|srcset|href|data)=["']?(?:https?:)?//""", tag), f"{page.name}: {tag}"
+        assert not elsewhere.search(re.sub(r"<code.*?</code>", "", text, flags=re.DOTALL)), page.name
+    for sheet in site.rglob("*.css"):
+        assert not elsewhere.search(sheet.read_text()), sheet.name
+
+
+def has_a_page(site, cls):
+    """With every word of its docstring, its options, citation and traffic; in the index and in the search."""
+    method = cls.name in registry.methods()
+    folder = "methods" if method else "aggregators"
+    text = html.unescape(re.sub(r"<[^>]+>", "", (site / folder / f"{cls.name}.html").read_text()))
+    traffic = "Nothing travels." if cls.name == "local" else "bytes per client and round."
+    for wanted in [*catalogue.own_options(cls()), cls.cite, traffic if method else "fewest clients"]:
+        assert wanted in text, f"{cls.name}: {wanted}"
+    said = re.sub(r"[`\s]", "", inspect.getdoc(cls))
+    assert said in re.sub(r"[`\s]", "", text), f"{cls.name}: markup swallowed a part of its docstring"
+    assert f"{folder}/{cls.name}.html" in (site / f"{folder}.html").read_text()
+    assert f'"{folder}/{cls.name}.html"' in (site / "search" / "search_index.json").read_text()
+
+
+def test_every_page_is_in_the_nav():
+    """A page that is only in the folder is found by nobody."""
+    nav = (ROOT / "mkdocs.yml").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert f": {page.relative_to(ROOT / 'docs')}\n" in nav, page.name
+
+
+# -- the README's facts ----------------------------------------------------------------------------------------------
 
 
 def test_the_readme_counts_methods_and_aggregators():

@@ -10,11 +10,12 @@ import torch
 from scipy import stats
 
 import coterie
-from coterie import checkpoint, cli, intervals, newcomers
+from coterie import checkpoint, cli, intervals, newcomers, registry
 from coterie.data import digits, partition
 from coterie.errors import CoterieError
 from coterie.models import model
 from coterie.newcomers import FOLDS, INNER, REPLICAS, Desk, drift, personalize
+from coterie.records import Models
 from coterie.saved import Saved
 
 NET = "mlp:hidden=8"
@@ -186,6 +187,9 @@ def place(tmp_path_factory, run):
     np.savez(folder / "few.npz", x=x[:4], y=y[:4])
     np.savez(folder / "none.npz", x=x[:40])
     np.savez(folder / "masked.npz", x=x[:40], y=np.full(40, -1))
+    np.savez(folder / "partly.npz", x=x[:40], y=np.where(np.arange(40) < 10, y[:40], -1))
+    np.savez(folder / "named.npz", x=x[:40], y=np.array(["zero", "one"])[np.arange(40) % 2])
+    (folder / "table.csv").write_text("a,species\n1,2\n3,4\n")
     np.savez(folder / "two.npz", x=x[:40], y=y[:40], client=np.arange(40) % 2)
     np.savez(folder / "flat.npz", x=x[:40].reshape(40, 64), y=y[:40])
     patch = pytest.MonkeyPatch()
@@ -228,9 +232,37 @@ def test_personalize_for_machines(go):
     assert [facts["estimate"][key] for key in ("future", "n", "level")] == [8, 20, 0.95]
 
 
+def test_samples_without_a_label_are_left_out(go):
+    """10 of the 40 have one; -1 stands for none."""
+    code, text, _ = go("personalize", "run", "--data", "partly.npz", "-o", "partly.safetensors", "--report", "json")
+    assert code == 0
+    assert json.loads(text)["estimate"]["n"] == 10
+
+
+def test_the_fallback_is_the_model_used_most_however_many_clients_there_are():
+    """`alpha` counts participants. With as many of them as models it looks like a number a model."""
+    rows = torch.arange(6.0).reshape(3, 2)
+    report = {"alpha": [0.8, 0.1, 0.1], "clients": [9, 1, 2], "mass": [0.2, 0.3, 0.5]}
+    assert torch.equal(registry.method("fedfew:models=3").fallback(Models(rows), None, report), rows[2])
+
+
+@pytest.mark.parametrize("method", ["fedamp", "cfl"])
+def test_a_newcomer_to_a_run_with_churn_comes_after_those_that_arrived(tmp_path, monkeypatch, capsys, run, method):
+    """The run is over before its last client arrives, so its server knows 3 of 4: it would have no place 4."""
+    _, x, y = run
+    monkeypatch.chdir(tmp_path)
+    np.savez("new.npz", x=x[:10].numpy(), y=y[:10].numpy())
+    (tmp_path / "churn.csv").write_text("client,arrives,leaves\n3,9,\n")
+    words = ["--clients", 4, "--model", NET, "--rounds", 2, "--set", "device=cpu", "--churn", "churn.csv"]
+    assert command(capsys, monkeypatch, "run", method, *words, "--out", "run")[0] == 0
+    code, text, errors = command(capsys, monkeypatch, "personalize", "run", "--data", "new.npz", "-o", "n.safetensors")
+    assert code == 0, errors
+    assert "labelled samples" in text
+
+
 @pytest.mark.parametrize(("data", "sentence"), [
     ("few.npz", "few has 4 labelled samples, and at least 5 are needed"), ("none.npz", "none has no labels"),
-    ("masked.npz", "masked has no labels"),
+    ("masked.npz", "masked has no labels"), ("table.csv", "table has no column 'label'; say which it is"),
 ])
 def test_with_nothing_to_adapt_with_there_is_the_fallback(go, place, data, sentence):
     """Exit 0: a model was asked for and is there. It is that of the cluster with most clients in the last round."""
@@ -256,6 +288,7 @@ def test_with_nothing_to_adapt_with_there_is_the_fallback(go, place, data, sente
     (["--data", "new.npz", "--report", "jsn"], "did you mean 'json'"),
     (["--data", "new.npz", "--future", "0"], "at least 1 further sample"),
     (["--data", "new.npz", "--model", "linear"], "holds another one"),
+    (["--data", "named.npz"], "names 2 classes and the run has 10; name all of them in the run's order"),
     (["--data", "gone.npz"], "there is no file"),
 ])
 def test_mistakes_get_a_sentence(go, place, words, sentence):

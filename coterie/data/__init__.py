@@ -12,10 +12,11 @@ from coterie.data.partition import (
     permuted_groups,
     rotated_groups,
 )
-from coterie.data.sources import SOURCES, Source, digits, load, npz, textbook_clients
+from coterie.data.sources import READERS, SOURCES, Source, digits, load, npz, spelled, textbook_clients
 
 __all__ = [
     "PARTITIONS",
+    "READERS",
     "SOURCES",
     "SPLITS",
     "Federation",
@@ -32,5 +33,6 @@ __all__ = [
     "pathological",
     "permuted_groups",
     "rotated_groups",
+    "spelled",
     "textbook_clients",
 ]

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from coterie.data.partition import Ints, generator
+from coterie.engine import memory
 from coterie.errors import CoterieError, unknown
 
 Data = ArrayLike | Tensor
@@ -39,6 +40,7 @@ class Federation:
     classes: int  # 0 for regression
     names: tuple[str, ...]
     recipe: dict[str, Any]
+    schedule: Ints | None = None  # [trained, 2]: rounds of arrival, rising, and of leaving; None: all are always there
 
     def __post_init__(self) -> None:
         """Refuse an inconsistent federation, however it was built."""
@@ -54,6 +56,8 @@ class Federation:
             raise CoterieError(f"trained must be between 1 and the {self.clients} clients, got {self.trained}")
         if (empty := np.flatnonzero(self.sizes("train") == 0)).size:
             raise CoterieError(f"client {self.names[empty[0]]} has no training data")
+        if self.schedule is not None and self.schedule.shape != (self.trained, 2):
+            raise CoterieError(f"the schedule has shape {list(self.schedule.shape)}, expected [{self.trained}, 2]")
         try:
             json.dumps(self.recipe)
         except TypeError as error:
@@ -102,16 +106,25 @@ class Federation:
         classes: int | None = None,
         names: Sequence[str] | None = None,
         recipe: dict[str, Any] | None = None,
+        given: NDArray[np.integer[Any]] | None = None,
     ) -> Federation:
-        """From one pool of samples and the sample indices of each client, as a partition returns them."""
+        """From one pool of samples and the sample indices of each client, as a partition returns them.
+
+        `given [N]` says that sample n is in SPLITS[given[n]] already: test samples stay test samples, nothing is
+        drawn for testing, and `val` is drawn from the training samples of clients that have no validation samples.
+        """
         names = _names(names, len(assignment))
         _require_share("val", val)
         _require_share("test", test)
+        if given is not None and len(given) != len(x):  # type: ignore[arg-type]
+            raise CoterieError(f"x has {len(x)} samples but {len(given)} are given a split")  # type: ignore[arg-type]
         parts = [
-            deal(np.asarray(indices, dtype=np.int64), val, test, generator(seed, "split", i))
+            deal(np.asarray(indices, dtype=np.int64), val, test, generator(seed, "split", i), given)
             for i, indices in enumerate(assignment)
         ]
-        split = {"val": val, "test": test, "unseen": unseen, "seed": seed}
+        split: dict[str, Any] = {"val": val, "test": test, "unseen": unseen, "seed": seed}
+        if given is not None:
+            split = {"given": True, "val": val, "unseen": unseen, "seed": seed}
         return cls._arranged(_tensor(x, "x"), _tensor(y, "y"), parts, names, unseen, seed, classes, recipe, split)
 
     @classmethod
@@ -166,7 +179,7 @@ class Federation:
         bounds = np.column_stack([stops[:, 0] - sizes[:, 0], stops])  # [clients, 4]
         rows = np.concatenate([piece for i in order for piece in parts[i]])
         _check_rows(rows, len(x), bounds, names)
-        x, y = x[torch.from_numpy(rows)], y[torch.from_numpy(rows)]
+        x, y = memory.taken(x, torch.from_numpy(rows)), y[torch.from_numpy(rows)]
         _check_finite(x, "x", bounds, names)
         _check_finite(y, "y", bounds, names)
         y, classes = _task(x, y, classes)
@@ -198,6 +211,16 @@ class Federation:
     @property
     def unseen(self) -> Ints:
         return np.arange(self.trained, self.clients)
+
+    def arrived(self, t: int) -> int:
+        """How many training clients have come by round t, whether they are still there or not: the first ones."""
+        return self.trained if self.schedule is None else int(np.searchsorted(self.schedule[:, 0], t, side="right"))
+
+    def there(self, t: int) -> Ints:
+        """The training clients that are there in round t."""
+        if self.schedule is None:
+            return self.seen
+        return np.flatnonzero((self.schedule[:, 0] <= t) & (t < self.schedule[:, 1]))
 
     def sizes(self, split: str = "train") -> Ints:
         """Samples per client: [clients]."""
@@ -237,6 +260,8 @@ class Federation:
         digest = sha256(repr((self.x.shape, self.x.dtype, self.y.shape, self.y.dtype, self.classes)).encode())
         digest.update(repr((self.trained, self.bounds.shape)).encode())
         digest.update(np.ascontiguousarray(self.bounds, dtype="<i8").data)
+        if self.schedule is not None:
+            digest.update(np.ascontiguousarray(self.schedule, dtype="<i8").data)
         for data in (self.x, self.y):
             digest.update(data.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()
@@ -329,8 +354,18 @@ def _require_share(what: str, share: float) -> None:
         raise CoterieError(f"{what} must be a share from 0 up to but not including 1, got {share}")
 
 
-def deal(indices: Ints, val: float, test: float, rng: np.random.Generator) -> list[Ints]:
-    """One client's indices shuffled and cut into train, val and test; training is never left empty."""
+def deal(
+    indices: Ints, val: float, test: float, rng: np.random.Generator, given: NDArray[np.integer[Any]] | None = None
+) -> list[Ints]:
+    """One client's indices shuffled and cut into train, val and test; training is never left empty.
+
+    With `given` the test samples are those; so are the validation samples, where there are any.
+    """
+    if given is not None:
+        train, validate, held = (indices[given[indices] == k] for k in range(len(SPLITS)))
+        if len(validate):
+            return [train, validate, held]
+        return [*deal(train, val, 0, rng)[:2], held]
     shuffled = rng.permutation(indices)
     n_test = _held_out(len(shuffled), test)
     n_val = _held_out(len(shuffled) - n_test, val)
@@ -435,9 +470,10 @@ def _check_rows(rows: Ints, samples: int, bounds: Ints, names: Sequence[str]) ->
 def _check_finite(data: Tensor, what: str, bounds: Ints, names: Sequence[str]) -> None:
     if not data.is_floating_point():
         return
-    # Client by client: the mask of a whole image set would be another large array.
+    # Block by block: the mask of a whole image set would be another large array.
     for name, (start, _, _, stop) in zip(names, bounds, strict=True):
-        bad = int((~torch.isfinite(data[start:stop])).sum())
+        rows = max(1, memory.BLOCK // max(data[0].numel(), 1))
+        bad = sum(int((~torch.isfinite(data[k : min(k + rows, stop)])).sum()) for k in range(start, stop, rows))
         if bad:
             raise CoterieError(f"client {name} has {bad} NaN or infinite value(s) in {what}")
 

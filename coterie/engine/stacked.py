@@ -17,9 +17,9 @@ from torch.func import vmap
 
 from coterie import streams
 from coterie.data import Federation
+from coterie.engine import memory
 from coterie.engine.capture import Pool, Steps, identity
 from coterie.engine.direct import Chain, Target
-from coterie.engine.memory import keep_freed
 from coterie.engine.packing import IntArray, Plan, pack, steps_of
 from coterie.engine.trial import threads
 from coterie.errors import CoterieError
@@ -73,16 +73,17 @@ class Stacked:
         self.dtype = dtype
         self.evaluation_batch = evaluation_batch
         floating = federation.x.is_floating_point()
-        self.x = federation.x.to(device, dtype if floating else None)
+        # Samples in a file stay there, in their precision; on a GPU all of them have to fit.
+        self.x = _placed(federation.x, device, dtype if floating else federation.x.dtype)
         self.y = federation.y.to(device, dtype if federation.y.is_floating_point() else None)
         self.bounds = federation.bounds
-        self.samples = chain.samples(self.x) if chain is not None else self.x
+        self.samples = memory.through(chain.samples, self.x) if chain is not None else self.x
         self._programs: dict[Hashable, _Program] = {}
         self._plans: dict[Hashable, Plan] = {}  # the one used last comes last
         self._plans_hold = 0
         self._pool = Pool() if device.type == "cuda" else None
         if device.type == "cpu":
-            keep_freed()
+            memory.keep_freed()
 
     @property
     def captures(self) -> bool:
@@ -304,6 +305,15 @@ class Stacked:
             left = left[~until(Given(**part)).cpu().numpy() & (taken[left] < limit[left])]
             epoch += 1
         return current, taken
+
+
+def _placed(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    if device.type == "cpu":
+        return x if x.dtype == dtype else memory.through(lambda block: block.to(dtype), x)
+    if memory.is_mapped(x) and (needed := x.numel() * dtype.itemsize) > (free := memory.free(device)):
+        raise CoterieError(f"the samples take {needed / 1e9:.1f} GB and {device} has {free / 1e9:.1f} GB free; use "
+                           "device=cpu, where they are read from a file.")
+    return x.to(device, dtype)
 
 
 def _taken(t: Tensor, index: Tensor) -> Tensor:

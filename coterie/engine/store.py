@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
-from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +11,6 @@ from torch import Tensor
 
 from coterie.engine import memory
 from coterie.engine.packing import IntArray
-from coterie.errors import CoterieError
 
 Place = Literal["device", "host", "disk"]
 
@@ -65,8 +60,7 @@ class Store:
         return self._tables
 
     def open(self, like: Mapping[str, Tensor]) -> None:
-        """Make a table `[M, ...]` for each tensor `[C, ...]`, every client's slice of which must be put before it is
-        taken; tables of other names are dropped."""
+        """Make a table `[M, ...]` of zeros for each tensor `[C, ...]`; tables of other names are dropped."""
         self._forget()
         self._tables = {name: self._table((self.clients, *t.shape[1:]), t.dtype) for name, t in like.items()}
 
@@ -163,8 +157,8 @@ class Store:
 
     def _table(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.place == "disk" and 0 not in shape:
-            return _mapped(shape, dtype)
-        return torch.empty(shape, dtype=dtype, device=self.device if self.place == "device" else "cpu")
+            return memory.mapped(shape, dtype, "the clients' states")
+        return torch.zeros(shape, dtype=dtype, device=self.device if self.place == "device" else "cpu")
 
 
 def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -173,30 +167,3 @@ def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     except RuntimeError:
         return torch.empty(shape, dtype=dtype)
-
-
-def _mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory in a file of the temporary folder (TMPDIR). The file has no name any more, so it goes with the tensor."""
-    size = prod(shape) * dtype.itemsize
-    handle, path = tempfile.mkstemp(prefix="coterie-", suffix=".states")
-    try:
-        _reserve(handle, size)
-        return torch.from_file(path, shared=True, size=prod(shape), dtype=dtype).view(shape)
-    except OSError as reason:
-        raise CoterieError(
-            f"the clients' states need {size / 1e9:.1f} GB in {tempfile.gettempdir()}, which could not be had "
-            f"({reason.strerror}); set TMPDIR to a folder on a larger disk."
-        ) from reason
-    finally:
-        os.close(handle)
-        with suppress(OSError):  # a system that does not unlink open files keeps it until the folder is emptied
-            os.unlink(path)
-
-
-def _reserve(handle: int, size: int) -> None:
-    """Take the room now: a full disk found out later would kill the process."""
-    reserve: Any = getattr(os, "posix_fallocate", None)
-    if reserve is not None:
-        reserve(handle, 0, size)
-    else:
-        os.truncate(handle, size)

@@ -22,12 +22,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coterie.errors import CoterieError
+from coterie.folder import write_text
 
 log = logging.getLogger("coterie.server")
 
@@ -237,23 +238,24 @@ def ask_to_lift(folder: Path, client: str) -> None:
         file.write(f"{client}\n")
 
 
-class Received(Protocol):
-    """Uploads of a round, or introductions, by site; tensors have a client axis of length 1."""
+@dataclass(frozen=True)
+class Received:
+    """The uploads of a round (or the introductions of an admission), by site, before any of them is used."""
 
-    @property
-    def kind(self) -> str: ...
+    experiment: str
+    kind: str  # "round" or "introduce"
+    round: int
+    tensors: Mapping[str, Mapping[str, Tensor]]  # site -> name -> [1, ...]
+    n: Mapping[str, int]  # site -> training samples it claims; empty for introductions
+    wrong: Mapping[str, str] = field(default_factory=dict)  # site -> why what it sent is no answer to what was asked
+    private: bool = False
 
-    @property
-    def tensors(self) -> Mapping[str, Mapping[str, Tensor]]: ...
 
-    @property
-    def n(self) -> Mapping[str, int]: ...
-
-
-class Guard:
+class Gate:
     """The checks and the quarantine of one server. What it must remember lies in `checks.json` of its folder.
 
-    Introductions are facts of a site's own, so their norms are not compared, and they bring no sample count.
+    Introductions are facts of a site's own, so their norms are not compared, and they bring no sample count. With
+    privacy on, no client's fate may depend on another's data, and the clip bounds norms anyway: they are not compared.
     """
 
     def __init__(self, limits: Limits | None = None, folder: Path | None = None) -> None:
@@ -272,13 +274,15 @@ class Guard:
     def __call__(self, received: Received) -> dict[str, str]:
         """Site -> reason, for what must not be used."""
         introduced = received.kind == "introduce"
-        uploads = {site: Arrived(received.n.get(site, 0 if not introduced else 1), tensors)
+        uploads = {site: Arrived(1 if introduced else received.n.get(site, 0), tensors)
                    for site, tensors in received.tensors.items()}
-        if not uploads:
-            return {}
-        limits = replace(self.limits, norm=None, samples=None) if introduced else self.limits
-        accepted, rejected = check(uploads, agreed(uploads), limits, self.before)
-        if not introduced:
+        accepted, rejected = dict[str, Arrived](), list(received.wrong.items())
+        if uploads:
+            free = introduced or received.private
+            limits = replace(self.limits, norm=None, samples=None) if free else self.limits
+            accepted, found = check(uploads, agreed(uploads), limits, self.before)
+            rejected += found
+        if not introduced and not received.private:
             self.before |= {site: upload.n for site, upload in accepted.items()}
         for site, reason in rejected:
             log.warning("%s: upload rejected: %s", site, reason)
@@ -302,6 +306,4 @@ class Guard:
             return
         kept = {"strikes": self.quarantine.strikes, "held": self.quarantine.held, "samples": self.before}
         self.folder.mkdir(parents=True, exist_ok=True)
-        fresh = self.folder / f"{KEPT}.tmp"
-        fresh.write_text(json.dumps(kept, indent=2) + "\n")
-        os.replace(fresh, self.folder / KEPT)
+        write_text(self.folder / KEPT, json.dumps(kept, indent=2) + "\n")

@@ -6,7 +6,10 @@ The node's configuration names the site: `name="..." data="/path.npz" home="/pat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -19,6 +22,7 @@ except ImportError as reason:
 
 if TYPE_CHECKING:
     from coterie.flower.site import Site
+    from coterie.flower.wire import Part
 
 app = ClientApp()
 
@@ -38,6 +42,21 @@ def site_of(config: Mapping[str, Any]) -> Site:
     return site.join(str(config["name"]), str(config["data"]), str(config["home"]), **values)
 
 
+@contextmanager
+def in_time(parts: Sequence[Part]) -> Iterator[None]:
+    """End the process when the server has given up on the answer: a node takes no message while one is being answered,
+    so that an app that hangs would keep its site out for ever."""
+    limit = max((float(part.meta.get("deadline") or 0) for part in parts), default=0.0)
+    timer = threading.Timer(limit, os._exit, (1,))
+    timer.daemon = True
+    if limit > 0:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 @app.query()  # type: ignore[untyped-decorator, unused-ignore]
 def answer(message: Message, context: Context) -> Message:
     """Answer all parts of a message."""
@@ -47,7 +66,8 @@ def answer(message: Message, context: Context) -> Message:
 
     parts = parts_of(message.content)
     try:
-        answers = site_of(context.node_config).answer(parts)
+        with in_time(parts):
+            answers = site_of(context.node_config).answer(parts)
     except CoterieError as reason:
         name = str(context.node_config.get("name", ""))
         answers = [wire.answer(part.meta, name, error=str(reason), cause="refused") for part in parts]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from coterie import models, registry
@@ -89,6 +90,14 @@ class Job:
 
     def values(self) -> dict[str, Any]:
         return {**asdict(self), "shape": list(self.shape)}
+
+    def made_up(self, population: int) -> Federation:
+        """Clients with a few samples of the right form and no meaning, to try out what the job asks of sites."""
+        shape = (2 * max(self.classes, 2), *self.shape)
+        tokens = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in self.factory()().modules())
+        x = torch.ones(shape, dtype=torch.int64) if tokens else torch.ones(shape)
+        y = torch.arange(len(x)) % self.classes if self.classes else torch.zeros(len(x), self.outputs).squeeze(1)
+        return Federation.from_clients([(x, y)] * population, classes=self.classes)
 
     def chosen(self) -> Method:
         return registry.method(self.method)

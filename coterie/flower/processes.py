@@ -42,6 +42,7 @@ from typing import Any
 from coterie.errors import CoterieError
 from coterie.flower import missing
 from coterie.flower.keys import WARN_DAYS, ClientKeys, ServerKeys, certificate, names_of
+from coterie.folder import write_text
 
 CONNECTION = "coterie"
 NODES = "nodes.json"
@@ -291,9 +292,7 @@ class SuperLink:
                 answers = pool.map(lambda entry: self._register(*entry), self.keys.nodes.items())
                 known = dict(zip(answers, self.keys.nodes))
             self.say(f"registered {len(known)} client keys: {', '.join(self.keys.nodes) or 'none'}")
-        fresh = self.home / f"{NODES}.tmp"
-        fresh.write_text(json.dumps(known, indent=2) + "\n")
-        os.replace(fresh, self.home / NODES)
+        write_text(self.home / NODES, json.dumps(known, indent=2) + "\n")
         return known
 
     def _register(self, name: str, path: Path) -> str:

@@ -6,12 +6,14 @@ tasks of many experiments into one message a site: on Flower a message costs sec
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,18 +28,23 @@ from coterie.cohort import Init
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
 from coterie.flower import wire
+from coterie.flower.checks import Received
 from coterie.flower.job import Job
 from coterie.flower.site import JOINED
 from coterie.flower.wire import Failure, Part
-from coterie.folder import Folder
+from coterie.folder import Folder, write_text
+from coterie.guard import SECRET, Guard
 from coterie.method import Uploads
 from coterie.records import Record, Upload
 from coterie.server import Round, record_class
+from coterie.simulate import Simulation
 
 log = logging.getLogger("coterie.server")
 
 ATTEMPTS = 3
 """How often an admission is tried before those who did not answer are left out."""
+STATUS = "status.json"
+"""What the server is doing, in the run's folder."""
 SKIPS = 20
 """Rounds in a row without enough answers, after which the run stops with an error; it can be resumed."""
 
@@ -70,17 +77,6 @@ class Policy:
             raise CoterieError(f"minimum={self.minimum} answers cannot come from {self.sites} sites.")
         if self.target and self.target < self.minimum:
             raise CoterieError(f"target={self.target} is below minimum={self.minimum}.")
-
-
-@dataclass(frozen=True)
-class Received:
-    """The uploads of a round (or the introductions of an admission), by site, before any of them is used."""
-
-    experiment: str
-    kind: str  # "round" or "introduce"
-    round: int
-    tensors: Mapping[str, Mapping[str, Tensor]]  # site -> name -> [1, ...]
-    n: Mapping[str, int]  # site -> training samples it claims; empty for introductions
 
 
 class Check(Protocol):
@@ -146,6 +142,7 @@ class Rounds:
         self.population = 0
         self.merged: dict[str, int] = {}  # site -> the last round in which its upload was merged
         self.joined: set[str] = set()
+        self._there: set[str] = set()  # the sites that were there when last looked
         self.served: set[str] = set()  # sites that have the model of the end
         self.rounds_done = 0
         self.history: list[Evaluation] = []
@@ -181,6 +178,22 @@ class Rounds:
         )
         self.layout = self.init.layout
         self._names = streams.integers("client", self.clients)
+        self.guard = Guard.of(self.method, self.training, population)
+        if self.guard is not None:
+            self._rehearse(population)
+
+    def _rehearse(self, population: int) -> None:
+        """Raise if privacy would not hold. Clients of made-up samples show what sites would upload before they do."""
+        if self.job.scores:
+            raise CoterieError("private does not protect the sites' scores; set scores = false, and they stay at home.")
+        if SECRET not in os.environ:
+            raise CoterieError(
+                f"the sites know the seed and could take the noise off; set {SECRET} on the server to a random text."
+            )
+        self._nobody = Simulation(
+            self.method, self.job.factory(), self.job.made_up(population), replace(self.training, device="cpu"),
+            self.job.head,
+        ).nobody
 
     def _admission(self) -> Work:
         """All sites that are there introduce themselves and get numbers in the order of their names."""
@@ -228,13 +241,16 @@ class Rounds:
 
     def _admit(self, server: Record, names: Sequence[str], told: Mapping[str, Mapping[str, Tensor]]) -> Record:
         stacked = self._stacked([told[name] for name in names])
+        if self.guard is not None:
+            self.guard.meet(stacked)
         admitted: Record = self.method.admit(server, self._ids(names), Upload.of(stacked))
         return admitted
 
     def _round(self) -> Work:
         t, start = self.rounds_done, time.perf_counter()
         barred = set(self.check.barred()) if self.check is not None else set()
-        there = self._await(self._needed, among=set(self.clients) - barred)
+        least = max(self.policy.minimum, self.method.aggregator.minimum)
+        there = self._await(least, among=set(self.clients) - barred)
         drawn = [self.clients[i] for i in serving.selected(self.training, self._names, t)]
         training = [name for name in drawn if name in there]
         scored = self.job.scores and self._due(t)
@@ -251,19 +267,20 @@ class Rounds:
         self.joined |= set(replies)
         self._evaluated({name: reply for name, reply in replies.items() if "scores" in reply.meta}, "", t)
         uploads = {name: replies[name] for name in training if name in replies}
-        n = {name: _count(reply.meta.get("n")) for name, reply in uploads.items()}
-        refused = self._refused("round", {name: reply.tensors for name, reply in uploads.items()}, n)
+        n = {name: 1 if self.guard else _count(reply.meta.get("n")) for name, reply in uploads.items()}
+        wrong = {name: failure.reason for name, failure in failures.items() if failure.cause == "mismatch"}
+        refused = self._refused("round", {name: reply.tensors for name, reply in uploads.items()}, n, wrong)
         failures |= {name: Failure("rejected", reason) for name, reason in refused.items()}
         accepted = [name for name in self.clients if name in uploads and name not in refused]
         report: dict[str, Any] = {}
-        if len(accepted) >= self._needed:
+        if len(accepted) >= self._needed:  # with privacy on 0: nobody's absence may be seen
             report = self._merge(accepted, uploads, n)
         else:
             report = {"skipped": f"{self._needed} answers are needed, {len(accepted)} came"}
         if failures:
             report["failures"] = dict(Counter(failure.cause for failure in failures.values()))
         for name, failure in failures.items():
-            log.warning("%s, round %d: %s: %s %s", self.spelling, t, name, failure.cause, failure.reason)
+            log.warning("%s, round %d: %s: %s %s", self.spelling, t + 1, name, failure.cause, failure.reason)
         down = records.bytes_each(parts[accepted[0]].tensors) if accepted else {}
         up = records.bytes_each(uploads[accepted[0]].tensors) if accepted else {}
         self.rounds_done = t + 1
@@ -277,20 +294,21 @@ class Rounds:
         self._not_stuck()
 
     def _merge(self, names: Sequence[str], uploads: Mapping[str, Part], n: Mapping[str, int]) -> dict[str, Any]:
-        stacked = self._stacked([uploads[name].tensors for name in names])
-        counts = torch.tensor([n[name] for name in names], device=self.device)
+        stacked = self._stacked([uploads[name].tensors for name in names] or [self._nobody])
+        counts = torch.tensor([n[name] for name in names], dtype=torch.int64, device=self.device)
         up = Uploads(
-            stacked, self._ids(names), counts, counts.double() / counts.sum(), self.population, self.rounds_done,
-            self.layout,
+            stacked, self._ids(names), counts, counts.double() / counts.sum().clamp(min=1), self.population,
+            self.rounds_done, self.layout,
         )
-        self.server, report = serving.merge(self.method, self.server, up, self.training)
+        self.server, report = serving.merge(self.method, self.server, up, self.training, self.guard)
         self.merged |= dict.fromkeys(names, self.rounds_done)
         return report
 
     def ending(self) -> Work:
         """A model for every site that is there and has none yet; late sites by the method's rule for unseen clients."""
         barred = set(self.check.barred()) if self.check is not None else set()
-        there = self.present() - barred - self.served
+        self._there = self.present()
+        there = self._there - barred - self.served
         do = ["deploy", "score"] if self.job.scores else ["deploy"]
         known = [name for name in self.clients if name in there]
         late = sorted(there - set(self.clients))
@@ -308,6 +326,7 @@ class Rounds:
                 yield from self._deployed(parts, "unseen_")
         if (known or late) and self.folder is not None:
             self._save()
+            self._tell("finished")
             self.folder.finish({"rounds": self.rounds_done, "seconds": sum(r["seconds"] for r in self.rounds)})
 
     def _deployed(self, parts: Mapping[str, Part], prefix: str) -> Work:
@@ -324,7 +343,8 @@ class Rounds:
             "protocol": wire.PROTOCOL, "kind": kind, "experiment": self.job.experiment, "job": self.job.values(),
             "method": self.spelling, "options": repr(self.method), "layout": self.layout.digest,
             "round": self.rounds_done, "number": self.numbers[name], "population": self.population,
-            "record": type(record).__name__, "merged": self.merged.get(name, JOINED), **more,
+            "record": type(record).__name__, "merged": self.merged.get(name, JOINED), "deadline": self.policy.deadline,
+            **more,
         }, dict(tensors))
 
     def _payloads(self, server: Record, names: Sequence[str], more: Mapping[str, dict[str, Any]]) -> dict[str, Part]:
@@ -341,11 +361,21 @@ class Rounds:
             for k, name in enumerate(names)
         }
 
+    def _tell(self, doing: str, asked: Iterable[str] = ()) -> None:
+        """What the server is doing now, for `coterie status`."""
+        if self.folder is not None and self.folder.path.is_dir():
+            now = {"time": time.time(), "pid": os.getpid(), "doing": doing}
+            now |= {"there": sorted(self._there), "asked": sorted(asked)}
+            write_text(self.folder.path / STATUS, json.dumps(now) + "\n")
+
     def _ask(
         self, parts: Mapping[str, Part], counted: frozenset[str], wanted: int
     ) -> Generator[Ask, Answers, tuple[dict[str, Part], dict[str, Failure]]]:
         """The answers that belong to what was asked, and why the others are missing."""
-        answers = yield Ask(parts, counted, wanted)
+        if parts:
+            doing = "the end" if self.finished else f"round {self.rounds_done + 1} of {self.training.rounds}"
+            self._tell(doing, parts)
+        answers = (yield Ask(parts, counted, wanted)) if parts else {}
         replies: dict[str, Part] = {}
         failures: dict[str, Failure] = {}
         for name, task in parts.items():
@@ -359,12 +389,18 @@ class Rounds:
         return replies, failures
 
     def _refused(
-        self, kind: str, sent: Mapping[str, Mapping[str, Tensor]], n: Mapping[str, int]
+        self, kind: str, sent: Mapping[str, Mapping[str, Tensor]], n: Mapping[str, int],
+        wrong: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
-        """Uploads that are not used, with the reason: what the run's check says, then what could not be stacked."""
+        """Uploads that are not used, with the reason: what the run's check says, then what could not be stacked.
+
+        `wrong` are the sites whose answers belong to something else; the check is told of them too.
+        """
         refused: dict[str, str] = {}
-        if self.check is not None and sent:
-            refused |= self.check(Received(self.job.experiment, kind, self.rounds_done, sent, n))
+        if self.check is not None and (sent or wrong):
+            private = self.guard is not None
+            said = self.check(Received(self.job.experiment, kind, self.rounds_done, sent, n, wrong or {}, private))
+            refused |= {name: reason for name, reason in said.items() if name in sent}
         refused |= {
             name: f"it claims {count} training samples." for name, count in n.items()
             if count < 1 and name not in refused
@@ -381,16 +417,20 @@ class Rounds:
 
     @property
     def _needed(self) -> int:
-        return max(self.policy.minimum, self.method.aggregator.minimum)
+        """Answers without which a round is skipped; with privacy on no round is, as that would tell who was there."""
+        return 0 if self.guard is not None else max(self.policy.minimum, self.method.aggregator.minimum)
 
     def _await(self, count: int, among: set[str] | None = None) -> set[str]:
         """The sites that are there, once there are so many."""
-        end = time.monotonic() + self.policy.wait
+        end, seen = time.monotonic() + self.policy.wait, None
         while True:
-            found = self.present()
-            found = found if among is None else found & among
+            self._there = self.present()
+            found = self._there if among is None else self._there & among
             if len(found) >= count:
                 return found
+            if found != seen:
+                self._tell(f"waiting for {count} sites")
+            seen = found
             if time.monotonic() >= end:
                 raise CoterieError(
                     f"waited {self.policy.wait:g} s for {count} sites; there are {len(found)}: "
@@ -449,7 +489,10 @@ class Rounds:
             "experiment": self.job.experiment, "numbers": self.numbers, "population": self.population,
             "merged": self.merged, "joined": sorted(self.joined), "served": sorted(self.served),
         }
-        self.folder.save({f"server.{name}": t for name, t in self.server.tensors().items()}, meta)
+        tensors = {f"server.{name}": t for name, t in self.server.tensors().items()}
+        if self.guard is not None:
+            tensors["privacy.clip"] = torch.tensor(self.guard.clip, dtype=torch.float64)
+        self.folder.save(tensors, meta)
 
     def _restore(self) -> None:
         assert self.folder is not None
@@ -463,7 +506,9 @@ class Rounds:
         self._begin(self.population)
         if meta["layout"] != self.layout.digest:
             raise CoterieError(f"the checkpoint in {self.folder.path} holds another model (layout {meta['layout']}).")
-        held = {name.partition(".")[2]: t.to(self.device) for name, t in tensors.items()}
+        held = {name.partition(".")[2]: t.to(self.device) for name, t in tensors.items() if name.startswith("server.")}
+        if self.guard is not None:
+            self.guard.clip = float(tensors["privacy.clip"])
         self.server = record_class(self.method, meta["server"]).of(held)
         self.merged, self.joined, self.served = meta["merged"], set(meta["joined"]), set(meta["served"])
         self.rounds_done = int(meta["round"])

@@ -6,9 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 try:
     from flwr.app import Context, Message
@@ -18,12 +16,13 @@ except ImportError as reason:
 
     raise missing("flwr") from reason
 
-from coterie.config import build
+from coterie import checkpoint
 from coterie.errors import CoterieError
 from coterie.flower import wire
-from coterie.flower.job import Job
+from coterie.flower.checks import Gate
 from coterie.flower.message import Encoder, parts_of
-from coterie.flower.rounds import Policy, serve
+from coterie.flower.plan import Plan
+from coterie.flower.rounds import serve
 from coterie.flower.wire import Failure, Part
 
 log = logging.getLogger("coterie.server")
@@ -38,10 +37,14 @@ PRESENCE = 120.0
 
 
 class GridTransport:
-    """Sites behind Flower's grid. A node is asked for its site's name when it first appears."""
+    """Sites behind Flower's grid.
 
-    def __init__(self, grid: Grid, poll: float = 0.2) -> None:
-        self._grid, self._poll = grid, poll
+    `nodes` is a file that says which node has which site's key (`SuperLink.admit` writes it). Without keys a node is
+    asked for its site's name when it first appears.
+    """
+
+    def __init__(self, grid: Grid, poll: float = 0.2, nodes: Path | None = None) -> None:
+        self._grid, self._poll, self._file = grid, poll, nodes
         self._names: dict[int, str] = {}  # node -> site
         self._asked: dict[str, int] = {}  # message -> node not known yet
         self._when: dict[int, float] = {}  # node not known yet -> when it was asked
@@ -53,6 +56,9 @@ class GridTransport:
     def _nodes(self) -> dict[str, int]:
         """Site -> node of those that are connected and have said who they are."""
         there = set(self._grid.get_node_ids())
+        if self._file is not None:
+            registered = json.loads(self._file.read_text())
+            return {name: int(node) for node, name in registered.items() if int(node) in there}
         self._names = {node: name for node, name in self._names.items() if node in there}
         now = time.monotonic()
         self._when = {node: at for node, at in self._when.items() if node in there and now - at < PRESENCE}
@@ -129,37 +135,34 @@ def _parts(reply: Message) -> list[Part] | Failure:
         return Failure("mismatch", str(reason))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a server app runs: a json file on the server's disk."""
+class Kept:
+    """A transport that keeps everything sites send, as numbered safetensors files, for whoever wants to inspect it."""
 
-    jobs: tuple[Job, ...]
-    policy: Policy = field(default_factory=Policy)
-    folder: str | None = None
-    linger: float = 0.0
+    def __init__(self, inner: GridTransport, folder: Path) -> None:
+        self._inner, self._folder = inner, folder
+        folder.mkdir(parents=True, exist_ok=True)
 
-    @classmethod
-    def read(cls, path: Path) -> Plan:
-        try:
-            values = json.loads(path.read_text())
-            jobs = tuple(Job.of(job) for job in values["jobs"])
-            policy = build(Policy, values.get("policy", {}), "policy")
-            return cls(jobs, policy, values.get("folder"), float(values.get("linger", 0.0)))
-        except (OSError, KeyError, TypeError, json.JSONDecodeError) as reason:
-            raise CoterieError(f"the plan {path} cannot be read ({reason}).") from reason
+    def sites(self) -> set[str]:
+        return self._inner.sites()
 
-    def write(self, path: Path) -> None:
-        values: dict[str, Any] = {
-            "jobs": [job.values() for job in self.jobs], "policy": asdict(self.policy), "folder": self.folder,
-            "linger": self.linger,
-        }
-        path.write_text(json.dumps(values, indent=2) + "\n")
+    def ask(
+        self, messages: Mapping[str, Sequence[Part]], deadline: float, enough: Callable[[set[str]], bool]
+    ) -> dict[str, list[Part] | Failure]:
+        answers = self._inner.ask(messages, deadline, enough)
+        for site, found in answers.items():
+            for part in found if isinstance(found, list) else ():
+                number = sum(1 for _ in self._folder.iterdir())
+                checkpoint.save(self._folder / f"{number:06d}-{site}.safetensors", part.tensors, part.meta)
+        return answers
 
 
 @app.main()  # type: ignore[untyped-decorator, unused-ignore]
 def main(grid: Grid, context: Context) -> None:
     """Run the plan; started again after it was stopped, it goes on from its folder."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     plan = Plan.read(Path(str(context.run_config["run"])))
     folder = None if plan.folder is None else Path(plan.folder)
-    serve(plan.jobs, GridTransport(grid), plan.policy, folder, linger=plan.linger)
+    grid_line = GridTransport(grid, nodes=None if plan.nodes is None else Path(plan.nodes))
+    line = grid_line if plan.messages is None else Kept(grid_line, Path(plan.messages))
+    serve(plan.jobs, line, plan.policy, folder, Gate(plan.limits, folder), plan.linger)

@@ -4,6 +4,7 @@
     <home>/<experiment>/state.safetensors     the client's own state, before and after the last round it trained in
     <home>/<experiment>/model.safetensors     the model the site uses, tensor by tensor, once the server sent for it
     <home>/<experiment>/model.json            method, scores and layout of that model
+    <home>/<experiment>/sent.jsonl            everything that left the site: numbers in full, of tensors name and shape
 
 The server says which round of this site it merged last. What was trained and not merged is taken back, so that server
 and site never disagree, and a task that arrives twice gives the same answer twice.
@@ -12,7 +13,7 @@ and site never disagree, and a task that arrives twice gives the same answer twi
 from __future__ import annotations
 
 import json
-import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from coterie.export import write_model
 from coterie.flower import wire
 from coterie.flower.job import Job, checked_name
 from coterie.flower.wire import Part
+from coterie.folder import write_text
 from coterie.records import Record
 from coterie.server import record_class
 
@@ -47,14 +49,17 @@ def join(
     name: str, data: str | Path, home: str | Path, device: str = "auto", val: float = 0.1, test: float = 0.25,
     seed: int = 0,
 ) -> Site:
-    """The site `name` with the samples of a file; a share of them is held back for validation and for testing."""
+    """The site `name` with the samples of a file, which is spelled as for --data.
+
+    A share of them is held back for validation and for testing; a split that the data bring is kept.
+    """
     checked_name("a site", name)
 
     def read(job: Job) -> Federation:
         source = load(data)
-        return Federation.from_clients(
-            [(source.x, source.y)], val=val, test=test, seed=seed, classes=job.classes, names=[name],
-            recipe={"data": str(data)},
+        return Federation.from_assignment(
+            source.x, source.y, [np.arange(len(source.x))], val=val, test=test, seed=seed, classes=job.classes,
+            names=[name], recipe={"data": str(data)}, given=source.split,
         )
 
     return Site(name, read, Path(home), device)
@@ -77,7 +82,10 @@ class Site:
             wire.check_protocol(part.meta)
             if part.meta.get("kind") == "present":
                 return wire.answer(part.meta, self.name)
-            return self._desk(part.meta).answer(part)
+            desk = self._desk(part.meta)
+            answer = desk.answer(part)
+            desk.note(answer)
+            return answer
         except CoterieError as reason:
             return wire.answer(part.meta, self.name, error=str(reason), cause="refused")
         except Exception as reason:  # whatever goes wrong in a method, the server learns it in one line
@@ -102,6 +110,11 @@ class Site:
         if data.classes != job.classes:
             raise CoterieError(f"the experiment has {job.classes} classes; {self.name}'s data have {data.classes}.")
         return replace(data, names=(self.name,))
+
+
+def described(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Name -> type and shape, e.g. `float32 [1, 650]`."""
+    return {name: f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -137,7 +150,7 @@ class _Desk:
         if not path.exists():
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                _write(path, json.dumps(self.job.values(), indent=2) + "\n")
+                write_text(path, json.dumps(self.job.values(), indent=2) + "\n")
             except OSError as reason:
                 raise CoterieError(f"the site's folder {self.folder} cannot be written ({reason}).") from reason
         elif Job.of(json.loads(path.read_text())) != self.job:
@@ -145,6 +158,12 @@ class _Desk:
                 f"the settings of experiment {self.job.experiment} are not those this site met first; start an "
                 "experiment with an id of its own."
             )
+
+    def note(self, answer: Part) -> None:
+        """Write down what leaves the site before it does."""
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **answer.meta, "tensors": described(answer.tensors)}
+        with (self.folder / "sent.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
@@ -190,7 +209,7 @@ class _Desk:
         sent: dict[str, Tensor] = {}
         if "local" in do:
             sent = self._train(received, own, t)
-            told["n"] = self._n
+            told |= {} if self.method.aggregator.private else {"n": self._n}
         return wire.answer(meta, self.site.name, sent, **told)
 
     def _train(self, payload: Record, own: _Own, t: int) -> dict[str, Tensor]:
@@ -283,9 +302,3 @@ class _Desk:
             "site": self.site.name, "round": t, "newcomer": newcomer, "scores": scores, "job": self.job.values(),
         }
         write_model(self.folder / "model.safetensors", self.clients.layout, row, facts)
-
-
-def _write(path: Path, text: str) -> None:
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(text)
-    os.replace(fresh, path)

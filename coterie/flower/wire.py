@@ -2,7 +2,7 @@
 
 A message holds one part for each experiment it serves. A part from the server carries
 
-    protocol, kind, experiment, job, method, options, layout, round, number, population, record, do, merged
+    protocol, kind, experiment, job, method, options, layout, round, number, population, record, do, merged, deadline
 
 and the tensors of one record, `[1, ...]`; the answer repeats protocol, kind, experiment, method, layout and round and
 names the site. Nothing here needs Flower.

@@ -78,7 +78,8 @@ class CFL(Clustered):
             sides = [server.cached[server.side == side] for side in (2 * s, 2 * s + 1)]
             stay, go = (cosines(introductions.moves[:, s], side).amax(1).to(ids.device) for side in sides)
             leaf = torch.where((leaf == parent) & (go > stay), s + 1, leaf)
-        return replace(server, cluster=enrol(server.cluster, ids, leaf))
+        none = server.moves.new_zeros(len(ids), server.moves.shape[1])
+        return replace(server, cluster=enrol(server.cluster, ids, leaf), moves=enrol(server.moves, ids, none))
 
     def merge(self, server: Tree, up: Uploads) -> Record:
         leaf, leaves = server.cluster[up.ids], len(server.rows)

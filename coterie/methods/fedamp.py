@@ -12,7 +12,7 @@ from coterie.algebra import between, cosines
 from coterie.cohort import Cohort, Init
 from coterie.errors import CoterieError
 from coterie.layout import Layout
-from coterie.method import Personal, Uploads
+from coterie.method import Personal, Uploads, enrol
 from coterie.net import Given
 from coterie.records import Each, Model, Record, Upload
 
@@ -102,10 +102,17 @@ class FedAMP(Personal):
             return cosine_attention(rows, self.own, self.sigma)
         return attention(rows, self.alpha, self.sigma)
 
+    def admit(self, server: Cloud, ids: Tensor, introductions: Upload) -> Record:
+        new, clients = ids[ids >= len(server.rows)], len(server.rows)
+        if not len(new):
+            return server
+        mean = torch.full_like(server.xi[:1], 1 / clients)  # a newcomer starts from the mean of the models
+        rows = enrol(server.rows, new, (mean.to(server.rows.dtype) @ server.rows).expand(len(new), -1))
+        xi = enrol(server.xi, new, mean.expand(len(new), -1))
+        return Cloud(rows, torch.nn.functional.pad(xi, (0, len(rows) - clients)))
+
     def send(self, server: Cloud, ids: Tensor) -> Record:
-        known, mean = ids < len(server.rows), torch.full_like(server.xi[0], 1 / len(server.rows))
-        xi = torch.where(known[:, None], server.xi[torch.where(known, ids, 0)], mean)
-        return Model(Each(xi.to(server.rows.dtype) @ server.rows))  # type: ignore[arg-type]
+        return Model(Each(server.xi[ids].to(server.rows.dtype) @ server.rows))  # type: ignore[arg-type]
 
     def join(self, cohort: Cohort, payload: Model) -> Record:
         return payload

@@ -18,10 +18,11 @@ from coterie.records import Model, Record, Upload
 
 @dataclass(frozen=True)
 class Tilted(Record):
-    """The model `row [D]` and `tilt [D]`, the mean of the clients' linear terms, 0 for buffers."""
+    """The model `row [D]`, `tilt [D]`, the mean of the clients' linear terms, 0 for buffers, and how many they are."""
 
     row: Tensor
     tilt: Tensor
+    clients: Tensor
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,11 @@ class FedDyn(Method):
             raise CoterieError(f"feddyn's norm_power must be 0, 1 or 2, not {self.norm_power}.")
 
     def start(self, init: Init) -> Record:
-        return Tilted(init.row, torch.zeros_like(init.row))
+        return Tilted(init.row, torch.zeros_like(init.row), torch.zeros((), dtype=torch.int64, device=init.row.device))
+
+    def admit(self, server: Tilted, ids: Tensor, introductions: Upload) -> Tilted:
+        clients = server.clients + len(ids)  # the terms of those who come are 0, which the mean follows
+        return Tilted(server.row, server.tilt * (server.clients.double() / clients).to(server.tilt.dtype), clients)
 
     def send(self, server: Tilted, ids: Tensor) -> Model:
         return Model(server.row)
@@ -89,4 +94,5 @@ class FedDyn(Method):
     def merge(self, server: Tilted, up: Uploads) -> Record:
         moved = up.layout.put(up.update, "buffers", up.update.new_zeros(()))
         tilt = server.tilt - self.alpha / up.population * moved.sum(0)
-        return Tilted(server.row + self.aggregate(up.update, up.even, up.layout) - tilt / self.alpha, tilt)
+        row = server.row + self.aggregate(up.update, up.even, up.layout) - tilt / self.alpha
+        return Tilted(row, tilt, server.clients)

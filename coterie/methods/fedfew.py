@@ -94,9 +94,13 @@ class FedFew(FewModels):
             return Upload(update=w.to(trained.dtype)[:, :, None] * (trained - payload.rows)), mine
         return Upload(update=trained - payload.rows, loss=loss), mine
 
+    def parts(self, up: Uploads) -> tuple[Tensor, Tensor, Tensor]:
+        """alpha `[m]`, w `[m, K]` and the objective g."""
+        return stch_set_weights((up.share[:, None] if self.scale else 1.0) * up.loss, self.mu)
+
     def weights(self, up: Uploads) -> tuple[Tensor, Tensor]:
         """The weight of each update `[m, K]` and the objective g."""
-        alpha, w, g = stch_set_weights((up.share[:, None] if self.scale else 1.0) * up.loss, self.mu)
+        alpha, w, g = self.parts(up)
         return alpha[:, None] * w, g
 
     def merge(self, server: Models, up: Uploads) -> Record:
@@ -116,3 +120,9 @@ class FedFew(FewModels):
             return {}
         weights, g = self.weights(up)
         return {"g": g, "mass": weights.sum(0)}
+
+    def uses(self, server: Models, up: Uploads) -> dict[str, Tensor]:
+        if self.weigh == "client":
+            return {}
+        alpha, w, _ = self.parts(up)
+        return {"w": w, "alpha": alpha}

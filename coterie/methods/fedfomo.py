@@ -94,9 +94,13 @@ class FedFomo(Personal):
     def local(self, cohort: Cohort, payload: Offer, mine: Model) -> tuple[Upload, Record]:
         row, omega = self.mix(cohort, payload, mine.row)
         row = cohort.train(row)
-        return Upload(update=row - mine.row, omega=omega, who=payload.who), Model(row)
+        return Upload(row=row, omega=omega, who=payload.who), Model(row)
 
     def merge(self, server: Affinity, up: Uploads) -> Record:
-        rows = server.rows.index_add(0, up.ids, up.update)
-        gain = server.gain.index_put((up.ids[:, None], up.who), up.omega.double(), accumulate=True)
+        rows, gain = server.rows, server.gain
+        if (new := up.population - len(rows)) > 0:  # their first rounds: what they were sent by, and the mean till then
+            rows = torch.cat([rows, rows.mean(0, keepdim=True).expand(new, -1)])
+            gain = torch.nn.functional.pad(torch.cat([gain, gain.mean(0, keepdim=True).expand(new, -1)]), (0, new))
+        rows = rows.index_copy(0, up.ids, up.row)
+        gain = gain.index_put((up.ids[:, None], up.who), up.omega.double(), accumulate=True)
         return replace(server, rows=rows, gain=gain, key=streams.key(server.key, "next"))

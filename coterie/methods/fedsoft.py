@@ -112,3 +112,6 @@ class FedSoft(FewModels, Personal):
 
     def report(self, server: Drawing, up: Uploads) -> dict[str, Tensor]:
         return {"importance": up.u.mean(0)}
+
+    def uses(self, server: Drawing, up: Uploads) -> dict[str, Tensor]:
+        return {"w": up.u / up.u.sum(1, keepdim=True)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.cohort import Cohort, Init
@@ -48,3 +49,6 @@ class IFCA(FewModels):
 
     def report(self, server: Models, up: Uploads) -> dict[str, Tensor]:
         return {"clients_per_model": torch.bincount(up.choice, minlength=self.models)}
+
+    def uses(self, server: Models, up: Uploads) -> dict[str, Tensor]:
+        return {"w": F.one_hot(up.choice, self.models)}

@@ -123,7 +123,8 @@ class PFedHN(FedPer):
         return Upload(e=e)
 
     def admit(self, server: Hyper, ids: Tensor, introductions: Upload) -> Record:
-        return replace(server, e=enrol(server.e, ids, introductions.e))
+        e, still = introductions.e, torch.zeros_like(introductions.e)
+        return replace(server, e=enrol(server.e, ids, e), e_velocity=enrol(server.e_velocity, ids, still))
 
     def send(self, server: Hyper, ids: Tensor) -> Record:
         return Model(Each(self.rows(server, server.e[ids])))  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ class SCAFFOLD(FedAvg):
         return Steered(init.row, torch.zeros_like(init.row))
 
     def join(self, cohort: Cohort, payload: Steered) -> Model:
-        return Model(torch.zeros_like(payload.row))  # c_i
+        return Model(payload.control)  # c_i: 0 at the start, and later what leaves c the mean over all clients
 
     def local(self, cohort: Cohort, payload: Steered, mine: Model) -> tuple[Upload, Record]:
         drift = payload.control - mine.row

@@ -47,8 +47,15 @@ def model(name: str, shape: Sequence[int], outputs: int, **options: Any) -> Call
         return chosen(size, outputs, **options)
 
     # A trial on the meta device brings bad options to light here, and costs neither memory nor random numbers.
-    with torch.device("meta"):
-        build()
+    try:
+        with torch.device("meta"):
+            build()
+    except CoterieError:
+        raise
+    except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as reason:
+        given = ", ".join(f"{key}={value}" for key, value in options.items())
+        why = str(reason).strip().partition("\n")[0]
+        raise CoterieError(f"model '{name}' cannot be built for samples {list(shape)} with {given}: {why}") from reason
     return build
 
 

@@ -8,7 +8,7 @@ import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -218,6 +218,55 @@ def _fitted(text: str, width: int) -> str:
 
 def markdown() -> str:
     """The whole catalogue: a table for each family, a section for each method, then the aggregators."""
+    text = [f"<!-- Made by `{COMMAND}`; do not edit. -->", "# Methods and aggregators", *_about()]
+    text += _tables("#{}")
+    text.append("## Method by method")
+    text += [section(cls).rstrip() for cls in sorted(registry.methods().values(), key=lambda cls: cls.name)]
+    text += ["## Aggregators", *_plugs("#{}")]
+    text += [section(cls).rstrip() for cls in plugs()]
+    return "\n\n".join(text) + "\n"
+
+
+def site(traffic: Callable[[type[Method]], str]) -> dict[str, str]:
+    """Path -> Markdown for a site: an index of methods, one of aggregators, and a page for each of both.
+
+    `traffic` gives the text about a method's bytes, which are measured, so they are no part of the catalogue.
+    """
+    pages = {
+        "methods.md": "\n\n".join(["# Methods", *_about(), *_tables("methods/{}.md")]) + "\n",
+        "aggregators.md": "\n\n".join(["# Aggregators", *_plugs("aggregators/{}.md")]) + "\n",
+    }
+    pages |= {f"methods/{name}.md": leaf(cls, traffic(cls)) for name, cls in registry.methods().items()}
+    return pages | {f"aggregators/{cls.name}.md": leaf(cls) for cls in plugs()}
+
+
+def leaf(cls: type[Entry], traffic: str = "") -> str:
+    """The page of one method or aggregator, with its state and traffic, options, presets and citation."""
+    title, line = headline(cls)
+    equation, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
+    parts = [f"# {title}", _prose(f"{line[:1].upper()}{line[1:]}"), f"```text\n{equation}\n```", _prose(rest)]
+    facts = [(name, _prose(text)) for name, text in _facts(cls()) if name != "citation"]
+    parts.append("## State and traffic" if issubclass(cls, Method) else "## Use")
+    parts += [markdown_table(("", title), facts), traffic]
+    given, said = own_options(cls()), explained(cls)
+    if given:
+        rows = []
+        for name, value in given.items():
+            choices = ", ".join(f"`{choice}`" for choice in _choices(cls, name))
+            known = [text for text in (f"One of {choices}." if choices else "", _prose(said.get(name, ""))) if text]
+            rows.append((f"`{name}`", f"`{value}`", " ".join(known)))
+        parts += ["## Options", markdown_table(("option", "default", "meaning"), rows)]
+    if cls.presets:
+        variants = [(f"`{cls.name}:{name}`", f"{_prose(text)} {_sets([f'`{item}`' for item in changed])}")
+                    for name, text, changed in presets(cls)]
+        parts += ["## Presets", markdown_table(("preset", "what it is"), variants)]
+    source = f"`{cls.__module__.replace('.', '/')}.py`"
+    cited = f"{_prose(cls.cite)}. " if cls.cite else ""
+    parts += ["## Read on", f"{cited}The program is {source}; `coterie methods {cls.name}` prints this page."]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _about() -> list[str]:
     validation = explained(Method)["validation"]
     about = [
         f"{len(registry.methods())} methods and {len(plugs())} aggregators, each one file in `coterie/methods` or "
@@ -228,18 +277,25 @@ def markdown() -> str:
         "the equations theta is the shared model, phi a body, h a head, SGD_i the local training of client i, n_i its "
         "samples and p_i = n_i / n its share of the participants'.",
     ]
-    text = [f"<!-- Made by `{COMMAND}`; do not edit. -->", "# Methods and aggregators"]
-    text += [textwrap.fill(paragraph, 120, break_on_hyphens=False) for paragraph in about]
+    return [textwrap.fill(paragraph, 120, break_on_hyphens=False) for paragraph in about]
+
+
+def _tables(link: str) -> list[str]:
+    """A heading and a table for each family; `link` makes a name's address."""
+    text = []
     for family, group in families().items():
-        rows = [(_link(c.name), c.shared, c.keeps, c.down, c.up, c.newcomer) for c in group]
+        rows = [(_link(c.name, link), c.shared, c.keeps, c.down, c.up, c.newcomer) for c in group]
         text += [f"## {family.capitalize()}", markdown_table(COLUMNS, rows)]
-    text.append("## Method by method")
-    text += [section(cls).rstrip() for cls in sorted(registry.methods().values(), key=lambda cls: cls.name)]
-    text += ["## Aggregators", "They plug into any method that averages: `fedrep+confree`, `fedrep+confree:c=0.3`."]
-    lines = [(_link(c.name), headline(c)[1].rstrip("."), c.protects, str(c().minimum), _code(c)) for c in plugs()]
-    text.append(markdown_table(("aggregator", "what it does", "protects", "fewest clients", "defaults"), lines))
-    text += [section(cls).rstrip() for cls in plugs()]
-    return "\n\n".join(text) + "\n"
+    return text
+
+
+def _plugs(link: str) -> list[str]:
+    """What aggregators are, and their table."""
+    lines = [(_link(c.name, link), headline(c)[1].rstrip("."), c.protects, str(c().minimum), _code(c)) for c in plugs()]
+    return [
+        "They plug into any method that averages: `fedrep+confree`, `fedrep+confree:c=0.3`.",
+        markdown_table(("aggregator", "what it does", "protects", "fewest clients", "defaults"), lines),
+    ]
 
 
 def section(cls: type[Entry]) -> str:
@@ -265,8 +321,8 @@ def _meanings(cls: type[Entry]) -> list[str]:
     return items
 
 
-def _link(name: str) -> str:
-    return f"[{name}](#{name})"
+def _link(name: str, address: str) -> str:
+    return f"[{name}]({address.format(name)})"
 
 
 def _code(cls: type[Entry]) -> str:
@@ -274,6 +330,13 @@ def _code(cls: type[Entry]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text whose formulas Markdown would take for markup; what stands between backticks is left alone."""
-    marks = r"`[^`]*`|[<*~]|(?<!\w)_|^[-+=#]"
-    return re.sub(marks, lambda found: found[0] if found[0][0] == "`" else f"\\{found[0]}", text, flags=re.MULTILINE)
+    """Text whose formulas Markdown would take for markup; what stands between backticks is left alone.
+
+    Not every reader of Markdown lets a backslash stand before `<`, `~` and `=`, so these become entities.
+    """
+    marks, entities = r"`[^`]*`|[<*~]|(?<!\w)_|^[-+=#]", {"<": "&lt;", "~": "&#126;", "=": "&#61;"}
+
+    def plain(found: re.Match[str]) -> str:
+        return found[0] if found[0][0] == "`" else entities.get(found[0], f"\\{found[0]}")
+
+    return re.sub(marks, plain, text, flags=re.MULTILINE)

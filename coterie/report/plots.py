@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocato
 from matplotlib.typing import LineStyleType
 from numpy.typing import NDArray
 
-from coterie.evaluate import summarise
+from coterie.evaluate import since_arrival, summarise
 from coterie.report.bubbles import INK
 from coterie.report.table import by_method, label_of
 from coterie.result import Result, When
@@ -50,6 +50,34 @@ def picture(results: Sequence[Result], path: str | Path, when: When = "chosen") 
     )
     figure.savefig(path)
     return Path(path)
+
+
+def newcomers(results: Sequence[Result], path: str | Path) -> Path:
+    """The mean of clients that arrived during training by rounds since their arrival, a line for each method."""
+    runs = by_method(results)
+    figure = new_figure(7.5, 3.6)
+    axes = figure.subplots()
+    for number, (method, group) in enumerate(runs.items()):
+        age, mean = ages(group, "served")
+        axes.plot(age, mean, color=COLOURS[number % len(COLOURS)], marker="o", markersize=3, linewidth=1.3,
+                  linestyle=("-", "--", ":")[number // len(COLOURS) % 3], label=label_of(method, "served"), zorder=3)
+    dress(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
+    what = "accuracy in %" if _metric(results) == "accuracy" else "MSE"
+    axes.set_title(f"test {what} of clients that arrived during training, as served", loc="left", fontsize=9, color=INK)
+    axes.set_xlabel("rounds since arrival", fontsize=9, color=INK)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
+    figure.savefig(path)
+    return Path(path)
+
+
+def ages(runs: Sequence[Result], stage: str) -> tuple[Floats, Floats]:
+    """Rounds since arrival [a], rising, and the mean over newcomers, evaluations and seeds there [a]."""
+    points = [point for run in runs for e in run.history for point in since_arrival(e, run.arrives).get(stage, [])]
+    known = sorted({age for age, _, _ in points})
+    sums = [[(n, n * mean) for age, n, mean in points if age == wanted] for wanted in known]
+    means = np.array([sum(total for _, total in some) / sum(n for n, _ in some) for some in sums])
+    return np.array(known, dtype=np.float64), _scaled(means, runs)
 
 
 def new_figure(width: float, height: float) -> Figure:

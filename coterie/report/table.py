@@ -6,7 +6,7 @@ import csv
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -17,12 +17,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.errors import CoterieError
-from coterie.evaluate import summarise
+from coterie.evaluate import since_arrival, summarise
 from coterie.result import Result, When
 
 NAN = float("nan")
 ABSENT = "-"
 MEAN = "mean ± seeds"
+AGES = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, 0))
+"""Spans of rounds since a client's arrival; the last one has no end."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,15 @@ class Line:
 def rows(results: Sequence[Result], when: When = "chosen") -> list[Line]:
     """One line for each stage and method: first all methods as served, then all as adapted."""
     runs = by_method(results)
-    return [
+    found = [
         _line(group, stage, when)
         for stage in ("served", "adapted")
         for group in runs.values()
         if all(stage in run.stages for run in group)
     ]
+    if not found:
+        raise CoterieError("there is no evaluation of the stage served or adapted to show.")
+    return found
 
 
 def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -113,6 +118,66 @@ def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
             method, *cells = _marked(line, group, extra, escape, "[bold]{}[/bold]")
             table.add_row(method, line.stage, *cells, end_section=line is group[-1])
     return table
+
+
+def beside_paper(results: Sequence[Result], printed: Mapping[str, str]) -> Table | None:
+    """What a paper printed beside our means, for methods that are in both; None where there is none."""
+    lines = {(_plainly(line.method), line.stage): line for line in rows(results)}
+    methods = [name for name in printed if (name, "served") in lines]
+    if not methods:
+        return None
+    table = Table(
+        title="published: the paper's numbers, on its own split of the data and by its own rules", title_style="bold",
+        caption="Same recipe, other clients: read them side by side, not as a difference.", caption_style="dim",
+        title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False,
+        pad_edge=False, min_width=80,
+    )
+    for name in ("method", "paper", "here, served", "here, adapted"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for name in methods:
+        ours = [lines[name, stage] for stage in ("served", "adapted")]
+        table.add_row(escape(name), printed[name], *(shown(line, line.mean) for line in ours))
+    return table
+
+
+def _plainly(method: str) -> str:
+    """`fedrep:pfllib+confree:c=0.3` -> `fedrep+confree`."""
+    return "+".join(part.partition(":")[0] for part in method.split("+"))
+
+
+def newcomers(results: Sequence[Result], stage: str = "served") -> Table | None:
+    """How clients that arrived during training fare, by the rounds since their arrival; None where nobody did.
+
+    A cell is the mean over these clients, the evaluations that found them so long after their arrival, and the seeds.
+    """
+    found = {method: by_age(runs, stage) for method, runs in by_method(results).items()}
+    present = [span for span in AGES if any(span in cells for cells in found.values())]
+    if not present:
+        return None
+    higher = results[0].at(results[0].stages[0]).metric == "accuracy"
+    title = f"newcomers, {stage}: test {'accuracy in %' if higher else 'MSE'} by rounds since their arrival"
+    table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+                  show_edge=False, pad_edge=False, min_width=len(title))
+    table.add_column("method", overflow="fold", max_width=36)
+    for low, high in present:
+        table.add_column(str(low) if low == high else f"{low}-{high}" if high else f"{low}+", justify="right")
+    for method, by_span in found.items():
+        shown = [by_span.get(span, NAN) for span in present]
+        cells = [_number(100 * v, 1) if higher else _number(v, 3) for v in shown]
+        table.add_row(escape(label_of(method, stage)), *cells)
+    return table
+
+
+def by_age(runs: Sequence[Result], stage: str) -> dict[tuple[int, int], float]:
+    """Span of rounds since arrival -> mean over newcomers, evaluations and seeds; (low, 0) has no end."""
+    points = [point for run in runs for e in run.history for point in since_arrival(e, run.arrives).get(stage, [])]
+    found = {}
+    for low, high in AGES:
+        last = high if high or not low else math.inf
+        inside = [(count, mean) for age, count, mean in points if low <= age <= last]
+        if inside:
+            found[low, high] = sum(n * mean for n, mean in inside) / sum(n for n, _ in inside)
+    return found
 
 
 def markdown(results: Sequence[Result], when: When = "chosen") -> str:
@@ -224,10 +289,10 @@ def _extra(lines: Sequence[Line]) -> tuple[str, ...]:
 def _cells(line: Line, extra: Sequence[str]) -> dict[str, str]:
     """What a table shows of a line, by column; the stage is said otherwise."""
     marks = ("·t" if line.trains_before_use else "") + ("†" if line.published else "")
-    spread = f" ± {_shown(line, line.mean_spread)}" if line.seeds > 1 else ""
+    spread = f" ± {shown(line, line.mean_spread)}" if line.seeds > 1 else ""
     return {
         "method": f"{line.label} {marks}".strip(),
-        MEAN: _shown(line, line.mean) + spread,
+        MEAN: shown(line, line.mean) + spread,
         "std": _short(line, line.client_std),
         "worst": _short(line, line.worst),
         "low10": _short(line, line.lowest),
@@ -260,13 +325,13 @@ def _best(group: Sequence[Line], of: Callable[[Line], float]) -> float:
     return max(values) if group[0].higher_is_better else min(values)
 
 
-def _shown(line: Line, value: float) -> str:
+def shown(line: Line, value: float) -> str:
     """Accuracy in percent, errors as they are."""
     return _number(100 * value, 2) if line.metric == "accuracy" else _number(value, 3)
 
 
 def _short(line: Line, value: float) -> str:
-    """As `_shown`, with the decimals that one client's few test samples deserve."""
+    """As `shown`, with the decimals that one client's few test samples deserve."""
     return _number(100 * value, 1) if line.metric == "accuracy" else _number(value, 3)
 
 
@@ -333,15 +398,15 @@ def _sentence(what: str, lines: Sequence[Line], of: Callable[[Line], float], spr
     winner = max(lines, key=lambda line: sign * of(line))
     title = winner.label if winner.label != winner.method else f"{winner.label} ({winner.stage})"
     unit = " %" if winner.higher_is_better else ""
-    baselines = {"fedavg + fine-tune": _fine_tuned(lines), "local": _alone(lines)}
+    baselines = {"fedavg + fine-tune": fine_tuned(lines), "local": alone(lines)}
     missing = [name for name, line in baselines.items() if line is None]
     said = [f"without {' and '.join(missing)} to compare with"] if missing else []
     for name, line in baselines.items():
         if line is not None and line is not winner:
             ahead = sign * (of(winner) - of(line))
             points = " points" if winner.higher_is_better else ""
-            said.append(f"{_shown(winner, ahead)}{points} ahead of {name}{_noise(winner, line, ahead, spread)}")
-    return f"For {what}, {title} is best with {_shown(winner, of(winner))}{unit}: {', '.join(said)}."
+            said.append(f"{shown(winner, ahead)}{points} ahead of {name}{_noise(winner, line, ahead, spread)}")
+    return f"For {what}, {title} is best with {shown(winner, of(winner))}{unit}: {', '.join(said)}."
 
 
 def _noise(a: Line, b: Line, difference: float, spread: Callable[[Line], float]) -> str:
@@ -351,10 +416,12 @@ def _noise(a: Line, b: Line, difference: float, spread: Callable[[Line], float])
     return " (more than seed noise)" if difference > 2 * error else " (within seed noise)"
 
 
-def _fine_tuned(lines: Sequence[Line]) -> Line | None:
+def fine_tuned(lines: Sequence[Line]) -> Line | None:
+    """FedAvg + fine-tune among the lines."""
     wanted = (("fedavg", "adapted"), ("fedavgft", "served"))
     return next((x for w in wanted for x in lines if (_name(x.method), x.stage) == w), None)
 
 
-def _alone(lines: Sequence[Line]) -> Line | None:
+def alone(lines: Sequence[Line]) -> Line | None:
+    """Local, as served, among the lines."""
     return next((line for line in lines if _name(line.method) == "local" and line.stage == "served"), None)

@@ -1,13 +1,23 @@
 """Bad uploads are refused with their reason, honest ones pass however much they differ, and strikes are counted."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from coterie.errors import CoterieError
-from coterie.flower.checks import Arrived, Guard, Limits, Quarantine, agreed, ask_to_lift, check, large, schema_of
+from coterie.flower.checks import (
+    Arrived,
+    Gate,
+    Limits,
+    Quarantine,
+    Received,
+    agreed,
+    ask_to_lift,
+    check,
+    large,
+    schema_of,
+)
 
 SIZE = 200
 
@@ -255,47 +265,47 @@ def test_lifting_needs_a_quarantined_client_and_a_folder(tmp_path):
         ask_to_lift(tmp_path / "nowhere", "a")
 
 
-# -- the guard of a server --------------------------------------------------------------------------------------------
+# -- the gate of a server --------------------------------------------------------------------------------------------
 
 
 def received(uploads, kind="round", n=None):
     """As the server hands it over: a client axis on every tensor."""
     tensors = {site: {name: t[None] for name, t in found.tensors.items()} for site, found in uploads.items()}
     counts = {site: found.n for site, found in uploads.items()} if n is None else n
-    return SimpleNamespace(kind=kind, tensors=tensors, n=counts)
+    return Received("e", kind, 0, tensors, counts)
 
 
 def test_a_guard_remembers_over_a_restart(tmp_path):
     """Two strikes before the server's restart and one after it make three; lifting survives a restart too."""
     uploads = {**honest(4), "bad": upload(scale=1000.0)}
     for strike in range(3):
-        guard = Guard(folder=tmp_path / "run")
-        assert guard.barred() == set()
-        assert list(guard(received(uploads))) == ["bad"], strike
-    assert guard.barred() == {"bad"}
-    assert Guard(folder=tmp_path / "run").barred() == {"bad"}
+        gate = Gate(folder=tmp_path / "run")
+        assert gate.barred() == set()
+        assert list(gate(received(uploads))) == ["bad"], strike
+    assert gate.barred() == {"bad"}
+    assert Gate(folder=tmp_path / "run").barred() == {"bad"}
     ask_to_lift(tmp_path / "run", "bad")
-    assert Guard(folder=tmp_path / "run").barred() == set()
-    assert Guard(folder=tmp_path / "run").barred() == set()
+    assert Gate(folder=tmp_path / "run").barred() == set()
+    assert Gate(folder=tmp_path / "run").barred() == set()
 
 
 def test_a_guard_compares_sample_counts_with_the_last_accepted_ones():
-    guard = Guard()
-    assert guard(received({"a": upload(n=50), "b": upload(n=50)})) == {}
-    assert guard(received({"a": upload(n=90), "b": upload(n=500)})) == {
+    gate = Gate()
+    assert gate(received({"a": upload(n=50), "b": upload(n=50)})) == {}
+    assert gate(received({"a": upload(n=90), "b": upload(n=500)})) == {
         "b": "the sample count went from 50 to 500, by more than a factor of 2"
     }
-    assert guard(received({"a": upload(n=160), "b": upload(n=60)})) == {}  # 90 -> 160, and 50 -> 60
-    assert "not a positive" in guard(received({"a": upload()}, n={}))["a"]  # a count that did not come is none
+    assert gate(received({"a": upload(n=160), "b": upload(n=60)})) == {}  # 90 -> 160, and 50 -> 60
+    assert "not a positive" in gate(received({"a": upload()}, n={}))["a"]  # a count that did not come is none
 
 
 def test_introductions_have_no_count_and_no_norm_bound():
     uploads = {**honest(4), "long": upload(scale=1000.0), "bad": changed(upload(), loss=torch.full((2,), torch.nan))}
-    assert list(Guard()(received(uploads, "introduce", {}))) == ["bad"]
-    assert Guard()(received({})) == {}
+    assert list(Gate()(received(uploads, "introduce", {}))) == ["bad"]
+    assert Gate()(received({})) == {}
 
 
 def test_a_damaged_record_is_a_sentence(tmp_path):
     (tmp_path / "checks.json").write_text("{")
     with pytest.raises(CoterieError, match="is damaged"):
-        Guard(folder=tmp_path)
+        Gate(folder=tmp_path)

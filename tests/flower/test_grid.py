@@ -15,8 +15,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from coterie.flower import client
 from coterie.flower.loopback import Loopback
 from coterie.flower.message import Encoder, parts_of
+from coterie.flower.plan import Plan
 from coterie.flower.rounds import serve
-from coterie.flower.server import GridTransport, Plan
+from coterie.flower.server import GridTransport
 from coterie.flower.wire import Failure, Part
 
 
@@ -136,6 +137,6 @@ def test_a_node_without_settings_says_what_it_lacks(configs):
 
 
 def test_a_plan_is_the_same_after_it_was_written(tmp_path):
-    plan = Plan((toy.job(toy.federation(), "fedavg"),), toy.POLICY, str(tmp_path / "server"), 5.0)
+    plan = Plan((toy.job(toy.federation(), "fedavg"),), toy.POLICY, folder=str(tmp_path / "server"), linger=5.0)
     plan.write(tmp_path / "plan.json")
     assert Plan.read(tmp_path / "plan.json") == plan

@@ -140,13 +140,13 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, files):
     """All methods, three rounds, over real processes: the jobs and the folder."""
-    from coterie.flower.server import Plan
+    from coterie.flower.plan import Plan
 
     folder = tmp_path_factory.mktemp("real")
     shape = Federation.from_clients([(np.zeros((3, 4), np.float32), np.arange(3))], classes=toy.CLASSES)
     jobs = tuple(toy.job(shape, method, precision="float32", evaluate_every=100) for method in METHODS)
     policy = Policy(sites=4, deadline=240, wait=240, minimum=4, poll=0.1)
-    Plan(jobs, policy, str(folder / "server")).write(folder / "plan.json")
+    Plan(jobs, policy, folder=str(folder / "server")).write(folder / "plan.json")
     loop = Loop(folder, files)
     start = time.monotonic()
     try:

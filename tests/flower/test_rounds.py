@@ -11,14 +11,17 @@ import pytest
 import sites as toy
 import torch
 
-from coterie import checkpoint
+from coterie import checkpoint, streams
+from coterie import server as serving
 from coterie.errors import CoterieError
 from coterie.flower import wire
+from coterie.flower.checks import Gate, Limits, Received, ask_to_lift
 from coterie.flower.job import Job
 from coterie.flower.loopback import Loopback, through
-from coterie.flower.rounds import Policy, Received
+from coterie.flower.rounds import Policy
 from coterie.flower.site import Site, join
 from coterie.flower.wire import Failure, Part
+from coterie.simulate import Simulation
 
 
 class Line(Loopback):
@@ -121,6 +124,8 @@ FAULTS = {
     "two answers": (lambda a: [a[0], a[0]], "mismatch"),
     "wrong shape": (lambda a: [Part(a[0].meta, {k: t[..., :-1] for k, t in a[0].tensors.items()})], "rejected"),
     "wrong type": (lambda a: [Part(a[0].meta, {k: t.float() for k, t in a[0].tensors.items()})], "rejected"),
+    "not a number": (lambda a: [Part(a[0].meta, {k: t * torch.nan for k, t in a[0].tensors.items()})], "rejected"),
+    "far too long": (lambda a: [Part(a[0].meta, {k: t * 1000 for k, t in a[0].tensors.items()})], "rejected"),
     "no samples": (lambda a: [Part({**a[0].meta, "n": 0}, a[0].tensors)], "rejected"),
     "samples as text": (lambda a: [Part({**a[0].meta, "n": "7"}, a[0].tensors)], "rejected"),
 }
@@ -132,7 +137,7 @@ def test_a_faulty_answer_is_counted_by_cause_and_the_round_goes_on(tmp_path, fau
     spoil, cause = FAULTS[fault]
     data = toy.federation()
     rounds, _, _ = trained(
-        data, tmp_path / "faulty", lambda n, t, a: spoil(a) if n == "lyon" and in_round(t, 1) else None
+        data, tmp_path / "faulty", lambda n, t, a: spoil(a) if n == "lyon" and in_round(t, 1) else None, check=Gate()
     )
     expected, _, _ = trained(
         data, tmp_path / "absent", lambda n, t, a: Failure("lost", "") if n == "lyon" and in_round(t, 1) else None
@@ -162,6 +167,120 @@ def test_the_runs_check_sees_uploads_before_they_are_merged(tmp_path):
     assert [(one.kind, one.round) for one in check.seen] == [("introduce", 0), ("round", 0), ("round", 1), ("round", 2)]
     assert check.seen[1].n == dict(zip(data.names, toy.SIZES, strict=True))
     assert not [name for name, (task,), _ in line.log if name == "turin" and task.meta["round"] > 0]
+
+
+def test_a_site_that_keeps_failing_is_quarantined_until_it_is_lifted(tmp_path):
+    """Three rejected uploads in a row, of different kinds, bar lyon; a round in which it is away changes nothing."""
+    kinds = {0: "not a number", 1: "hangs", 2: "wrong layout", 3: "far too long"}
+
+    def spoil(name, task, answer):
+        if name == "oslo" and in_round(task, 5):
+            ask_to_lift(tmp_path, "lyon")  # the operator, while round 5 is on
+        if name == "lyon" and "local" in task.meta.get("do", ()) and task.meta["round"] in kinds:
+            return FAULTS[kinds[task.meta["round"]]][0](answer)
+        return None
+
+    gate = Gate(Limits(strikes=3), tmp_path)
+    rounds, _, _ = trained(toy.federation(), tmp_path, spoil, check=gate, rounds=8)
+    assert [r["report"].get("failures", {}) for r in rounds.rounds] == [
+        {"rejected": 1}, {"late": 1}, {"mismatch": 1}, {"rejected": 1}, {"barred": 1}, {"barred": 1}, {}, {}
+    ]
+    assert gate.quarantine.state() == {"limit": 3, "strikes": {}, "held": {}}
+
+
+@pytest.mark.parametrize("method", ["fedfew:models=2", "ditto", "scaffold", "fedavg+median"])
+def test_random_drop_outs_are_those_of_the_simulation(tmp_path, method):
+    """Ten rounds in which 30 % of the answers are lost: the clients that the stacked engine drops are dropped here."""
+    data = toy.federation()
+    one = toy.job(data, method, rounds=10)
+    names = streams.integers("client", data.names)
+    drops = [serving.chance(one.training.seed, names, t, "dropout") < 0.3 for t in range(10)]
+    assert 5 < sum(map(sum, drops)) < 20  # of 40 answers; expected are 12
+
+    def lose(name, task, answer):
+        t = task.meta["round"]
+        lost = "local" in task.meta.get("do", ()) and drops[t][data.names.index(name)]
+        return Failure("lost", "") if lost else None
+
+    (rounds,), _ = toy.run(data, [one], tmp_path, Line(toy.sites(data, tmp_path), lose))
+    sim = Simulation(one.chosen(), one.factory(), data, replace(one.training, dropouts=0.3), one.head)
+    for _ in range(10):
+        sim.round()
+    assert [r["participants"] for r in rounds.rounds] == [4 - int(sum(d)) for d in drops]
+    for name, t in sim.server.tensors().items():
+        torch.testing.assert_close(rounds.server.tensors()[name], t, rtol=1e-9, atol=1e-9)
+
+
+# -- privacy ----------------------------------------------------------------------------------------------------------
+
+PRIVATE = "fedavg+private:sigma=0.5,clip=0.1"
+
+
+def private_job(data, method=PRIVATE, scores=False, **training):
+    given = {"sampling": "poisson", "participation": 0.5, "rounds": 6, **training}
+    return replace(toy.job(data, method, experiment="private", **given), scores=scores)
+
+
+def test_privacy_is_that_of_the_simulation(tmp_path, monkeypatch):
+    """Both engines draw the same participants and the same noise from secret and seed; rounds without anybody have
+    noise as well. The sites tell nothing but updates."""
+    monkeypatch.setenv("COTERIE_SECRET", "a text nobody knows")
+    data = toy.federation()
+    one = private_job(data, seed=4, participation=0.2)
+    line = Line(toy.sites(data, tmp_path))
+    (rounds,), _ = toy.run(data, [one], tmp_path, line, folder=tmp_path / "server")
+    sim = toy.stacked(data, one)
+    assert min(r["participants"] for r in rounds.rounds) == 0  # seed 4 has such rounds
+    torch.testing.assert_close(rounds.server.row, sim.server.row, rtol=1e-9, atol=1e-9)
+    assert rounds.rounds[-1]["report"]["epsilon"] == pytest.approx(sim.guard.spent(6), abs=1e-6)
+    assert all("skipped" not in r["report"] for r in rounds.rounds)
+    for _, _, (answer,) in line.log:
+        assert set(answer.meta) == {*wire.ECHOED, "site"}
+        assert set(answer.tensors) <= {"update"}
+
+
+def test_an_adaptive_clip_survives_a_restart(tmp_path, monkeypatch):
+    monkeypatch.setenv("COTERIE_SECRET", "a text nobody knows")
+    data = toy.federation()
+    one = private_job(data, "fedavg+private:sigma=0.5,clip=0.1,quantile=0.5,count_sigma=1")
+    whole = toy.run(data, [one], tmp_path / "whole", folder=tmp_path / "whole" / "server")[0][0]
+    place = tmp_path / "cut"
+
+    def stop(name, task, answer):
+        if task.meta["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        toy.run(data, [one], place, Line(toy.sites(data, place), stop), folder=place / "server")
+    again = toy.run(data, [one], place, folder=place / "server")[0][0]
+    assert again.guard.clip == whole.guard.clip != 0.1
+    assert torch.equal(again.server.row, whole.server.row)
+
+
+@pytest.mark.parametrize(("method", "given", "sentence"), [
+    (PRIVATE, {"scores": True}, "does not protect the sites' scores"),
+    (PRIVATE, {"sampling": "fixed"}, "set sampling=poisson"),
+    ("ifca:models=2+private", {}, "which private does not protect"),
+    ("pacfl+private", {}, "introduce themselves"),
+])
+def test_a_run_that_would_not_be_private_is_refused_at_once(tmp_path, monkeypatch, method, given, sentence):
+    monkeypatch.setenv("COTERIE_SECRET", "a text nobody knows")
+    data = toy.federation()
+    line = Line(toy.sites(data, tmp_path))
+    with pytest.raises(CoterieError, match=sentence):
+        toy.run(data, [private_job(data, method, **given)], tmp_path, line)
+    assert line.log == []
+
+
+def test_privacy_needs_a_secret(tmp_path, monkeypatch):
+    """The seed travels with the job, so that sites could compute noise made of the seed alone."""
+    monkeypatch.delenv("COTERIE_SECRET", raising=False)
+    data = toy.federation()
+    with pytest.raises(CoterieError, match="set COTERIE_SECRET"):
+        toy.run(data, [private_job(data)], tmp_path)
+
+
+# -- patience ---------------------------------------------------------------------------------------------------------
 
 
 def test_too_few_answers_skip_the_round(tmp_path):

@@ -810,5 +810,7 @@ def test_what_the_server_keeps_has_no_part_in_buffers_that_stay_at_home(tiny, me
     sim = rounds(tiny.simulation(method, "bn", buffers=buffers, participation=0.75), 2)
     fresh = sim.layout.cut(sim.init.row, "buffers")
     for name, t in sim.server.tensors().items():
+        if t.ndim == 0:  # FedDyn's number of clients
+            continue
         assert torch.equal(sim.layout.cut(t, "buffers"), fresh if name == "row" else torch.zeros_like(fresh))
     assert torch.isfinite(served(sim)).all()

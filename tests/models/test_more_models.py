@@ -139,4 +139,4 @@ def test_models_are_stacked_and_a_step_changes_every_parameter_it_should(name, s
     module.train()
     F.cross_entropy(module(pairs[0][0]), pairs[0][1]).backward()
     torch.optim.SGD(module.parameters(), lr=0.1).step()
-    torch.testing.assert_close(sim.own.row[0], sim.layout.row(module), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sim.own.row[0], sim.layout.row(module), rtol=3e-4, atol=1e-5)  # variances of 2 samples

@@ -162,4 +162,5 @@ def test_a_section_has_equation_defaults_presets_and_citation(name: str) -> None
 
 def test_formulas_are_not_taken_for_markup() -> None:
     given = "w <- a * b, <u, v>, pi~ and _x of sum_i; `a * <b>` stays\n- c"
-    assert catalogue._prose(given) == r"w \<- a \* b, \<u, v>, pi\~ and \_x of sum_i; `a * <b>` stays" + "\n\\- c"
+    wanted = r"w &lt;- a \* b, &lt;u, v>, pi&#126; and \_x of sum_i; `a * <b>` stays" + "\n\\- c"
+    assert catalogue._prose(given) == wanted

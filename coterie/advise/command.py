@@ -1,0 +1,70 @@
+"""`coterie advise`: from what was typed to the pilot, and from the pilot to the screen and the files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from coterie import runs
+from coterie.advise import report
+from coterie.advise.decision import WEIGHT, Newcomers, Objective
+from coterie.advise.pilot import Pilot, advise
+from coterie.config import convert
+from coterie.data import Federation
+from coterie.experiment import Experiment
+
+VALIDATION = 0.2
+"""Share of a client's training data held back: the pilot chooses on it, so it takes more than a run does."""
+HELD_OUT = 0.15
+"""Share of the clients that play newcomers, from 8 clients on."""
+
+
+def run(
+    experiment: Experiment, settings: list[str], rounds: int | None, seeds: int, budget: float, newcomers: str,
+    objective: str, tell: Callable[[str], None] = lambda text: None,
+) -> tuple[Pilot, str]:
+    """The pilot of an experiment and the command to go on with."""
+    often: Newcomers = convert(newcomers, Newcomers, "newcomers")
+    goal: Objective = convert(objective, Objective, "objective")
+    training = {k: v for k, v in asdict(experiment.training).items() if k not in ("rounds", "seed", "evaluate_every")}
+    experiment, federation = held_out(replace(experiment, val=max(VALIDATION, experiment.val)), often)
+
+    def watch(progress: runs.Progress) -> None:
+        tell(f"{progress.method}, seed {progress.seed}: round {progress.round} of {progress.rounds}")
+
+    try:
+        pilot = advise(
+            experiment.factory(federation), federation, newcomers=often, objective=goal, budget=budget, rounds=rounds,
+            seeds=seeds, head=experiment.head, tell=tell, watch=watch, **training,
+        )
+    except runs.Interrupted:
+        raise KeyboardInterrupt from None  # there is nothing to resume
+    return pilot, report.command(pilot, experiment, settings)
+
+
+def held_out(experiment: Experiment, newcomers: Newcomers) -> tuple[Experiment, Federation]:
+    """The federation with some clients kept out of training, unless the user said how many or none will come."""
+    federation = experiment.federation()
+    count = round(HELD_OUT * federation.clients) if federation.clients >= 8 else 0
+    if experiment.unseen or not WEIGHT[newcomers] or not count:
+        return experiment, federation
+    changed = replace(experiment, unseen=count)
+    if federation.recipe["partition"] != "natural":
+        changed = replace(changed, clients=experiment.clients - count)
+    return changed, changed.federation()
+
+
+def show(pilot: Pilot, go_on: str, folder: Path, console: Console) -> None:
+    """Print the advice and write it down."""
+    first, *rest = report.sentences(pilot)
+    console.print(first, style="bold", highlight=False, markup=False)
+    console.print(" ".join(rest), highlight=False, markup=False)
+    console.print()
+    console.print(report.table(pilot))
+    console.print("\nTo go on:")
+    console.print(f"  {go_on}", highlight=False, markup=False, soft_wrap=True)
+    report.write(pilot, go_on, folder)
+    console.print(f"advice: {folder / 'advice.md'}, {folder / 'advice.json'}", soft_wrap=True)

@@ -1,0 +1,173 @@
+"""From measured numbers to advice: a pure function. It sees validation scores only; test scores are merely quoted.
+
+Candidates are compared by the value they have for the user, a mean over clients. The noise of a difference is its
+standard deviation over bootstrap draws of clients and seeds, the same draws for both. The advice is the simplest
+candidate within one standard error of the best; a lead of more than two is called beyond noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from coterie.advise.shift import Clusters, Shift
+from coterie.errors import CoterieError
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+Newcomers = Literal["none", "some", "often"]
+Objective = Literal["mean", "worst"]
+
+WEIGHT: dict[str, float] = {"none": 0.0, "some": 0.25, "often": 0.75}
+"""How much of a candidate's value is what clients get that took no part in training."""
+DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One method in one stage. Scores are validation scores, larger is better; NaN for clients without such data."""
+
+    method: str
+    stage: str  # served or adapted
+    family: str
+    seen: Array  # [seeds, clients]
+    new: Array  # [seeds, newcomers], maybe none
+    test: float  # mean over clients of the test metric, for people to read
+    worst: float  # the worst client's
+    new_test: float  # mean over newcomers
+    bytes_each_round: float  # per client, both ways
+    seconds: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return f"{self.method} + fine-tune" if self.stage == "adapted" else self.method
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that the advice depends on. Candidates are ordered from the simplest to the most involved."""
+
+    candidates: tuple[Candidate, ...]
+    shift: Shift
+    clusters: Clusters
+    clients: int
+    newcomers_held_out: int
+    samples: tuple[int, int]  # training samples of a client: the least and the median
+    metric: str  # accuracy or loss
+    newcomers: Newcomers
+    objective: Objective
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a candidate stands: its value, how far it is behind the best, and the standard error of that."""
+
+    candidate: Candidate
+    value: float
+    behind: float
+    error: float
+
+    @property
+    def close(self) -> bool:
+        return self.behind <= self.error
+
+    @property
+    def beyond_noise(self) -> bool:
+        return self.behind > 2 * self.error
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to take. `standings` are in the candidates' order."""
+
+    chosen: Standing
+    best: Standing
+    standings: tuple[Standing, ...]
+    local: Literal["too small", "as good", "enough"]
+    """Local against the best that is shared, for the clients that train, beyond noise: worse, neither, better."""
+    for_newcomers: Standing | None
+    """The candidate newcomers alone would choose, where that is beyond noise better for them than the chosen one."""
+    new_behind: float
+    """How far the chosen one is then behind it, for newcomers."""
+
+    @property
+    def family(self) -> str:
+        return self.chosen.candidate.family
+
+
+def decide(findings: Findings) -> Advice:
+    """The simplest candidate within one standard error of the best."""
+    weight = WEIGHT[findings.newcomers] if findings.newcomers_held_out else 0.0
+    standings = _standings(findings.candidates, weight, findings.objective)
+    if not standings:
+        raise CoterieError("no method of the pilot has a finite validation score; lower the learning rate (--set lr=).")
+    best = max(standings, key=lambda one: one.value)
+    chosen = next(one for one in standings if one.close)
+    rival, lag = None, 0.0
+    if findings.newcomers_held_out:
+        ranked = _standings(findings.candidates, 1.0, findings.objective)
+        same = next(one for one in ranked if one.candidate is chosen.candidate)
+        if same.beyond_noise:
+            rival, lag = next(one for one in ranked if one.close), same.behind
+    return Advice(chosen, best, tuple(standings), _alone(findings), rival, lag)
+
+
+def _standings(candidates: Sequence[Candidate], weight: float, objective: Objective) -> list[Standing]:
+    """Candidates with finite scores against the best of them, in the order given."""
+    fine = [c for c in candidates if _finite(c.seen) and (not weight or _finite(c.new))]
+    if not fine:
+        return []
+    seeds, clients = fine[0].seen.shape
+    newcomers = fine[0].new.shape[1]
+    rng = np.random.default_rng(0)
+    drawn = [rng.integers(0, n, (DRAWS, n)) if n else np.zeros((DRAWS, 0), int) for n in (seeds, clients, newcomers)]
+    exact = [np.arange(n)[None] for n in (seeds, clients, newcomers)]
+
+    def values(c: Candidate, rows: list[np.ndarray[Any, np.dtype[np.int64]]]) -> Array:
+        total = (1 - weight) * _over_clients(c.seen, rows[0], rows[1], objective) if weight < 1 else 0.0
+        if weight:
+            total = total + weight * _over_clients(c.new, rows[0], rows[2], objective)
+        return np.asarray(total)
+
+    found = [(c, float(values(c, exact)[0])) for c in fine]
+    top, high = max(found, key=lambda one: one[1])
+    reference = values(top, drawn)
+    return [
+        Standing(c, value, high - value, 0.0 if c is top else float(np.std(reference - values(c, drawn))))
+        for c, value in found
+    ]
+
+
+def _finite(scores: Array) -> bool:
+    """Whether a mean over clients can be taken: somebody has a score, and nobody an infinite one."""
+    return bool((~np.isnan(scores)).any() and not np.isinf(scores).any())
+
+
+def _over_clients(
+    scores: Array, seeds: np.ndarray[Any, Any], clients: np.ndarray[Any, Any], objective: Objective
+) -> Array:
+    """`[S, m]`, draws of seeds `[B, S]` and of clients `[B, m]` -> `[B]`: mean, or mean of the worst tenth, of the
+    clients' means over seeds."""
+    count = np.stack([(seeds == s).sum(1) for s in range(len(scores))], 1) / seeds.shape[1]  # [B, S]
+    each = np.take_along_axis(count @ scores, clients, 1)  # [B, m]
+    if objective == "mean":
+        return np.asarray(np.nanmean(each, 1))
+    each = np.sort(each, 1)  # NaN last
+    held = int((~np.isnan(scores).any(0)).sum())
+    return np.asarray(np.nanmean(each[:, : max(1, held // 10)], 1))
+
+
+def _alone(findings: Findings) -> Literal["too small", "as good", "enough"]:
+    """Whether clients have enough data to learn alone, judged by the clients that trained."""
+    local = [c for c in findings.candidates if c.family == "local" and _finite(c.seen)]
+    others = [c for c in findings.candidates if c.family != "local" and _finite(c.seen)]
+    if not local or not others:
+        return "as good"
+    better = max(others, key=lambda c: float(np.nanmean(c.seen)))
+    ranked = _standings([*local, better], 0.0, "mean")
+    for one in ranked:
+        if one.beyond_noise:
+            return "too small" if one.candidate.family == "local" else "enough"
+    return "as good"

@@ -1,0 +1,217 @@
+"""The pilot: one method of each family on the user's own clients, sized to a budget of seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from coterie import registry, runs
+from coterie.advise.decision import Advice, Array, Candidate, Findings, Newcomers, Objective, decide
+from coterie.advise.shift import Clusters, clusters, shift
+from coterie.config import Training, build
+from coterie.data import Federation
+from coterie.errors import CoterieError
+from coterie.evaluate import Scores, summarise
+from coterie.method import Method
+from coterie.result import Result
+from coterie.simulate import ModelLike, Simulation
+
+FAMILIES = {
+    "local": "local", "fedavg": "shared", "feddyn": "shared", "fedper": "decoupling", "perfedavg": "meta-learning",
+    "ifca": "clustering", "apfl": "interpolation", "cwfedavg": "class-wise", "confree": "conflict-free",
+}
+"""The family of each method of the pilot; a shared model that clients train before use is `fine-tuning`."""
+FIRST = 5
+"""Rounds of FedAvg after which the clients' pulls are looked at for groups."""
+LEAST_ROUNDS, MOST_ROUNDS = 10, 40
+LEAST_SHARE = 0.5
+"""Of the median client's training samples, at least so many are kept: with fewer, the question is another one."""
+LABELS_DIFFER = 0.1
+"""Label distance beyond chance from which on class-wise averaging is tried, and conflict-free averaging is not."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the pilot runs."""
+
+    methods: tuple[str, ...]
+    rounds: int
+    seeds: int
+    samples: int | None  # most training samples of a client; None takes all
+    seconds: float | None  # expected, where the pilot sized itself
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What the pilot found and what follows from it."""
+
+    findings: Findings
+    advice: Advice
+    plan: Plan
+    seconds: float
+
+
+def advise(
+    model: ModelLike, federation: Federation, *, newcomers: Newcomers = "some", objective: Objective = "mean",
+    budget: float = 180.0, rounds: int | None = None, seeds: int = 2, head: str | None = None,
+    tell: Callable[[str], None] = lambda text: None, watch: runs.Watch | None = None,
+    **training: Any,
+) -> Pilot:
+    """Run the pilot on a federation and decide. Its unseen clients play the newcomers.
+
+    With `rounds` the pilot is the same on every machine; otherwise it measures its own speed and takes as many rounds,
+    seeds and, where even few rounds would not fit, as many samples as the `budget` of seconds allows.
+    """
+    if budget <= 0 or seeds < 1:
+        raise CoterieError(f"budget must be above 0 seconds and seeds at least 1, not {budget} and {seeds}.")
+    if not (federation.sizes("val")[federation.seen] > 0).any():
+        raise CoterieError("no client has validation data to choose on; give clients more samples.")
+    start = time.perf_counter()
+    training = {"evaluate_every": 10**9, **training}
+    build(Training, {**training, "rounds": rounds or 1}, "training")
+    tell("looking at the clients")
+    measured = shift(federation)
+    groups = _groups(model, federation, head, training)
+    aside = federation.classes and measured.label - measured.label_by_chance > LABELS_DIFFER
+    methods = (
+        "local", "fedavg", "feddyn", "fedper", "perfedavg:steps=none", f"ifca:models={_models(groups, federation)}",
+        "apfl", "cwfedavg" if aside else "fedavg+confree",
+    )
+    chosen = [registry.method(spec) for spec in methods]
+    if rounds is None:
+        tell("measuring the speed")
+        left = budget - (time.perf_counter() - start)
+        plan = _sized(chosen, methods, model, federation, head, training, left, seeds, budget)
+    else:
+        plan = Plan(methods, rounds, seeds, None, None)
+    data = federation if plan.samples is None else fewer(federation, plan.samples)
+    every = max(1, plan.rounds // 4)
+    results = runs.compare(
+        chosen, model, data, seeds=plan.seeds, head=head, watch=watch,
+        **{**training, "rounds": plan.rounds, "evaluate_every": every},
+    )
+    sizes = federation.sizes("train")[federation.seen]
+    found = Findings(
+        candidates(results, data), measured, groups, data.population, len(data.unseen),
+        (int(sizes.min()), int(np.median(sizes))), results[0].at("served").metric, newcomers, objective,
+    )
+    return Pilot(found, decide(found), plan, time.perf_counter() - start)
+
+
+def candidates(results: Sequence[Result], federation: Federation) -> tuple[Candidate, ...]:
+    """Every method in every stage, from the simplest: as ordered, served before adapted."""
+    by_method: dict[str, list[Result]] = {}
+    for result in results:
+        by_method.setdefault(result.method, []).append(result)
+    return tuple(
+        _candidate(group, stage, federation)
+        for spelling, group in by_method.items()
+        for stage in ("served", "adapted")
+        if not (stage == "adapted" and spelling == "local")  # Local goes on training anyway
+    )
+
+
+def _candidate(group: Sequence[Result], stage: str, federation: Federation) -> Candidate:
+    spelling = group[0].method
+    name = spelling.partition(":")[0]
+    family = FAMILIES["confree" if "confree" in name else name]
+    seen = [run.at(stage) for run in group]
+    new = [run.at(f"unseen_{stage}") for run in group] if len(federation.unseen) else []
+    found = [summarise(scores) for scores in seen]
+    return Candidate(
+        method=spelling, stage=stage, family="fine-tuning" if stage == "adapted" and family == "shared" else family,
+        seen=_validation(seen, federation),
+        new=_validation(new, federation) if new else np.zeros((len(group), 0)),
+        test=float(np.mean([one.mean for one in found])), worst=float(np.mean([one.worst for one in found])),
+        new_test=float(np.mean([summarise(scores).mean for scores in new])) if new else float("nan"),
+        bytes_each_round=float(np.mean([run.bytes_each_round for run in group])),
+        seconds=float(np.mean([run.seconds for run in group])),
+    )
+
+
+def _validation(scores: Sequence[Scores], federation: Federation) -> Array:
+    """`[seeds, clients]`, larger is better; NaN where a client has no validation samples of its own."""
+    rows = np.stack([s.val["accuracy"] if s.metric == "accuracy" else -s.val["loss"] for s in scores])
+    return np.where(federation.sizes("val")[scores[0].clients] > 0, rows, np.nan)
+
+
+def _groups(model: ModelLike, federation: Federation, head: str | None, training: dict[str, Any]) -> Clusters:
+    """Whether clients pull a shared model, after a few rounds of FedAvg, in a few clearly different directions."""
+    simulation = Simulation(
+        registry.method("fedavg"), model, federation, build(Training, {**training, "rounds": FIRST}, "training"), head
+    )
+    for _ in range(FIRST):
+        simulation.round()
+    start = simulation.server.tensors()["row"]
+    part = simulation.layout.within("parameters")
+    moves = []
+    for ids in np.array_split(federation.seen, -(-federation.population // simulation.wave)):
+        rows = start.expand(len(ids), -1)
+        moved = simulation.cohort(ids).train(rows) - rows
+        moves.append(simulation.layout.cut(moved, "parameters") if part else moved)
+    return clusters(np.concatenate([move.double().cpu().numpy() for move in moves]))
+
+
+def _models(groups: Clusters, federation: Federation) -> int:
+    return min(groups.count if groups.exist else 2, federation.population)
+
+
+# -- sizing ------------------------------------------------------------------------------------------------------------
+
+
+def _sized(
+    chosen: Sequence[Method], methods: tuple[str, ...], model: ModelLike, federation: Federation, head: str | None,
+    training: dict[str, Any], left: float, seeds: int, budget: float,
+) -> Plan:
+    """Rounds, seeds and samples that fit into the seconds `left`."""
+    start = time.perf_counter()
+    samples: int | None = None
+    data = federation
+    while True:
+        each, once, spent = 0.0, 0.0, time.perf_counter()
+        for method in chosen:
+            took = _pace(method, model, data, head, training)
+            each, once = each + took[0], once + took[1]
+            if time.perf_counter() - spent > left / 5:  # already too slow: no need to know how slow exactly
+                each *= len(chosen) / (chosen.index(method) + 1)
+                once *= len(chosen) / (chosen.index(method) + 1)
+                break
+        free = 0.8 * (left - (time.perf_counter() - start))
+        for tried in range(seeds, 0, -1):
+            rounds = int((free / tried - 5 * once) / each)
+            if rounds >= LEAST_ROUNDS:
+                rounds = min(rounds, MOST_ROUNDS)
+                return Plan(methods, rounds, tried, samples, tried * (rounds * each + 5 * once))
+        largest = int(data.sizes("train")[data.seen].max())
+        fit = 0.8 * free / (LEAST_ROUNDS * each + 5 * once)
+        samples = int(min(0.7, fit) * largest)
+        if samples < LEAST_SHARE * np.median(federation.sizes("train")[federation.seen]) or free <= 0:
+            raise CoterieError(
+                f"a pilot of {LEAST_ROUNDS} rounds does not fit into {budget:g} seconds here; give it more (--budget), "
+                "a smaller --model, or say how many --rounds it may take however long they last."
+            )
+        data = fewer(federation, samples)
+
+
+def _pace(
+    method: Method, model: ModelLike, federation: Federation, head: str | None, training: dict[str, Any]
+) -> tuple[float, float]:
+    """Seconds of a round and of an evaluation; the first round, which also sets things up, counts only if slow."""
+    simulation = Simulation(method, model, federation, build(Training, {**training, "rounds": 2}, "training"), head)
+    took = []
+    for work in (simulation.round, simulation.round, simulation.evaluate):
+        start = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - start)
+    return took[1], took[2]
+
+
+def fewer(federation: Federation, samples: int) -> Federation:
+    """At most so many training and so many test samples a client, which lie in random order; only pointers move."""
+    b0, b1, b2, b3 = federation.bounds.T
+    bounds = np.stack([np.maximum(b0, b1 - samples), b1, b2, np.minimum(b3, b2 + samples)], 1)
+    return replace(federation, bounds=bounds, recipe={**federation.recipe, "pilot_samples": samples})

@@ -1,0 +1,182 @@
+"""Hugging Face data sets and flwr-datasets partitioners, as objects or as folders that `save_to_disk` wrote.
+
+Nothing is downloaded: what is read is in memory or on this disk already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coterie.data.readers.images import Colour, Picture, Seen, decoded, look, sides
+from coterie.data.readers.pieces import SPLIT_WORDS, Problems, Source, collect, names, reading
+from coterie.data.readers.tables import CLIENT, SPLIT, Roles, Rows, arrow, block_rows, encode
+from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
+from coterie.errors import CoterieError, NoLabels, unknown
+
+LIBRARY = "Hugging Face data sets need the package datasets; install it with: pip install 'coterie[hub]'"
+
+
+class _Part(NamedTuple):
+    data: Any  # a datasets.Dataset
+    where: str
+    client: str | None
+    split: int | None
+
+
+def hub(
+    data: Any, *, label: str | None = None, client: str | None = None, split: str | None = None,
+    text: str | None = None, x: str | None = None, ignore: str | None = None, size: str | None = None,
+    colour: Colour = "auto",
+    fill: float | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS, length: int = LENGTH,
+    classes: str | None = None, regression: bool = False, schema: str | None = None, shape: str | None = None,
+    skip: bool = False,
+) -> Source:
+    """A `Dataset`, a `DatasetDict`, a flwr-datasets partitioner, or a folder that `save_to_disk` wrote.
+
+    The keys of a `DatasetDict` are the split; a partition of a partitioner is a client.
+    A column of images is the sample; otherwise columns are read like those of a table, with the same options.
+    """
+    parts, name = _parts(data)
+    problems = Problems()
+    with reading(name, "a Hugging Face data set"):
+        if not parts or not any(len(part.data) for part in parts):
+            raise CoterieError(f"{name} holds no rows.")
+        features = dict(parts[0].data.features)
+        for part in parts[1:]:
+            if set(part.data.features) != set(features):
+                raise CoterieError(f"{part.where} has other columns than {parts[0].where}.")
+    target = label if label is not None else next((c for c in ("label", "labels") if c in features), None)
+    if target is None:
+        labels = [c for c, f in features.items() if type(f).__name__ == "ClassLabel"]
+        target = labels[0] if len(labels) == 1 else None
+    if target is None:
+        raise NoLabels(f"{name} has no column 'label'; say which it is: label=NAME (there are "
+                       f"{', '.join(features)}).")
+    if target not in features:
+        raise unknown("column", target, features)
+    known = list(getattr(features[target], "names", None) or []) or None
+    pictured = [c for c, f in features.items() if type(f).__name__ == "Image"]
+    expected = [part.client for part in parts if part.client is not None]
+    if pictured and text is None and (x is None or x in pictured):
+        if len(pictured) > 1 and x is None:
+            raise CoterieError(f"{name} has several columns of images ({', '.join(pictured)}); say which: x=NAME.")
+        shown, scale, seen = x or pictured[0], sides(size), Seen()
+        owner = client if client is not None else "client" if "client" in features else None
+        if owner is not None and owner not in features:
+            raise unknown("column", owner, features)
+
+        def pictures() -> Iterator[Picture]:
+            yield from _pictures(parts, shown, target, owner, known)
+
+        problems.totals["files"] = problems.totals["images"] = sum(len(part.data) for part in parts)
+        with reading(name, "a Hugging Face data set"):
+            fine = [look(picture, seen, problems) for picture in pictures()]
+        good = (picture for picture, well in zip(pictures(), fine, strict=True) if well)
+        return collect(decoded(good, seen, scale, colour, problems), name, problems, skip=skip,
+                       classes=classes or known, clients=expected, shape=shape)
+
+    def rows(told: Problems | None) -> Iterator[Rows]:
+        for part in parts:
+            yield from _rows(part, target, known)
+
+    roles = Roles(target, client, split, text, x, ignore)
+    return encode(rows, name, problems, roles, fill=fill, tokenizer=tokenizer, words=words, length=length,
+                  classes=classes or known, regression=regression, schema=schema, shape=shape, skip=skip,
+                  clients=expected)
+
+
+def is_hub(data: Any) -> bool:
+    """Whether this is an object of datasets or flwr-datasets, or a partitioner of somebody's own."""
+    home = {cls.__module__.partition(".")[0] for cls in type(data).__mro__}
+    return bool(home & {"datasets", "flwr_datasets"})
+
+
+def _parts(data: Any) -> tuple[list[_Part], str]:
+    if isinstance(data, (str, Path)):
+        try:
+            import datasets
+        except ImportError as error:
+            raise CoterieError(LIBRARY) from error
+        path = Path(data)
+        with reading(path, "a folder that save_to_disk wrote"):
+            held = datasets.load_from_disk(str(path))
+        return _parts(held)[0], path.resolve().name
+    if hasattr(data, "load_partition"):
+        with reading("the partitioner", "partitions"):
+            if not data.is_dataset_assigned():
+                raise CoterieError("the partitioner has no dataset; assign one: partitioner.dataset = ...")
+            known = getattr(data, "partition_id_to_natural_id", None)
+            count = int(data.num_partitions)
+            if count and known is not None and not known:
+                data.load_partition(0)  # partitioners name their partitions with the first one
+                known = data.partition_id_to_natural_id
+            called = [str(known[i]) if known else str(i) for i in range(count)]
+            parts = [_Part(data.load_partition(i), f"partition {i}", called[i], None) for i in range(count)]
+            return parts, "partitions"
+    if isinstance(data, dict):
+        for key in data:
+            if len(data) > 1 and str(key).lower() not in SPLIT_WORDS:
+                raise CoterieError(f"the part '{key}' is neither train, validation nor test; give one part alone.")
+        return [_Part(held, str(key), None, SPLIT_WORDS[str(key).lower()] if len(data) > 1 else None)
+                for key, held in data.items()], "dataset"
+    if not hasattr(data, "features") or not hasattr(data, "with_format") or not hasattr(data, "__len__"):
+        raise CoterieError(f"a {type(data).__name__} cannot be read; give a Dataset, a DatasetDict or a partitioner.")
+    return [_Part(data, "dataset", None, None)], "dataset"
+
+
+def _blocks(part: _Part, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
+    """(first row, arrow table of some rows)."""
+    with reading(part.where, "a Hugging Face data set"):
+        held = part.data if columns is None else part.data.select_columns(columns)
+        rows = block_rows(len(held.data), held.data.nbytes, len(held.features))
+        held = held.with_format("arrow")
+    for first in range(0, len(held), rows):
+        with reading(part.where, "a Hugging Face data set"):
+            block = held[first : first + rows]
+            block.validate(full=True)
+        yield first, block
+
+
+def _rows(part: _Part, label: str, known: list[str] | None) -> Iterator[Rows]:
+    for first, block in _blocks(part):
+        with reading(part.where, "a Hugging Face data set"):
+            columns = {}
+            for name in block.column_names:
+                column = block.column(name).combine_chunks()
+                column = column.storage if hasattr(column, "storage") else column
+                columns[name] = arrow(column, name)
+            if known is not None:
+                columns[label] = names([_class(v, known) for v in columns[label].tolist()])
+            if part.client is not None:
+                columns[CLIENT] = names([part.client] * len(block))
+            if part.split is not None:
+                word = next(word for word, code in SPLIT_WORDS.items() if code == part.split)
+                columns[SPLIT] = names([word] * len(block))
+        yield Rows(part.where, first + 1, columns)
+
+
+def _class(value: float, known: list[str]) -> str | None:
+    return known[int(value)] if not np.isnan(value) and 0 <= int(value) < len(known) else None
+
+
+def _pictures(
+    parts: list[_Part], shown: str, label: str, owner: str | None, known: list[str] | None
+) -> Iterator[Picture]:
+    for part in parts:
+        for first, block in _blocks(part, list(dict.fromkeys([shown, label, *([owner] if owner else [])]))):
+            with reading(part.where, "a Hugging Face data set"):
+                held, labels = block.column(shown).to_pylist(), block.column(label).to_pylist()
+                owners = block.column(owner).to_pylist() if owner else [None] * len(block)
+            for k, (image, value, client) in enumerate(zip(held, labels, owners, strict=True)):
+                content: Path | bytes = b""
+                if isinstance(image, dict):
+                    content = image.get("bytes") or Path(image.get("path") or "missing")
+                said = value if known is None else None if value is None else _class(float(value), known)
+                called = part.client if owner is None else None if client is None else str(client)
+                yield Picture(f"{part.where} row {first + k}", content, said, called, part.split)
+
+

@@ -1,0 +1,468 @@
+"""What all readers share: they yield pieces of data, and `collect` checks, encodes and stores them.
+
+A piece is some samples of one file. `collect` looks at every piece once, keeps its samples in memory while they fit and
+in a file of the temporary folder (TMPDIR) when they do not, and reports everything that is wrong in one error.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.engine import memory
+from coterie.errors import CoterieError, NoLabels
+
+Array = NDArray[Any]
+
+TRAIN, VAL, TEST = 0, 1, 2
+SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "dev": VAL,
+               "test": TEST, "testing": TEST}
+LARGEST_LABEL = 9999
+EXAMPLES = 4
+UNLABELLED, MINUS_ONE = "samples have no label", "samples have the label -1, which stands for none"
+"""How many places a problem names; the others are counted."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Samples before they are dealt to clients."""
+
+    x: Tensor  # [N, ...]; lies in a file when the samples are larger than memory
+    y: Tensor  # [N] or [N, k]
+    client: Array | None  # [N] ids (numbers or strings) when the data come with natural clients
+    name: str
+    split: Array | None = None  # [N] 0 train, 1 val, 2 test, when the data come split
+    classes: tuple[str, ...] | None = None  # names of the classes, when the labels were names
+    notes: tuple[str, ...] = ()  # what was left out or filled in
+
+
+@dataclass
+class Piece:
+    """Some samples of one file: x [n, ...], y [n] or [n, k] of numbers or of names."""
+
+    x: Array
+    y: Array
+    where: str
+    client: Array | str | None = None  # [n] of names, or one for all
+    split: Array | int | None = None  # [n] of TRAIN, VAL, TEST, or one for all
+
+
+class Problems:
+    """What is wrong with data: counted by kind and client, with the first few places."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, _Kind] = {}
+        self.totals: Counter[str] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def add(self, kind: str, where: str = "", client: object = None, why: str = "", count: int = 1) -> None:
+        """`kind` begins with what is counted: 'files cannot be read', 'samples have no label'."""
+        found = self._found.setdefault(kind, _Kind(Counter(), [], Counter()))
+        found.count[kind] += count
+        if client is not None:
+            found.clients[str(client)] += count
+        if (where or why) and len(found.places) < EXAMPLES:
+            found.places.append(f"{where} ({why})" if where and why else where or why)
+        else:
+            found.count["more"] += 1 if where or why else 0
+
+    def sentences(self) -> list[str]:
+        return [found.sentence(kind, self.totals[kind.partition(" ")[0]]) for kind, found in self._found.items()]
+
+    def error(self, text: str) -> CoterieError:
+        """The error to raise; another one where labels are all that is missing."""
+        return NoLabels(text) if self._found and self._found.keys() <= {UNLABELLED, MINUS_ONE} else CoterieError(text)
+
+    def settle(self, skip: bool, name: str) -> tuple[str, ...]:
+        """Raise one report; with `skip` return it instead."""
+        if not self._found:
+            return ()
+        if skip:
+            return tuple(f"left out: {sentence}" for sentence in self.sentences())
+        raise self.error(f"{name} cannot be used as it is. {'; '.join(self.sentences())}. Mend this, or leave it out "
+                         "with skip=true.")
+
+
+@dataclass
+class _Kind:
+    count: Counter[str]
+    places: list[str]
+    clients: Counter[str]
+
+    def sentence(self, kind: str, total: int) -> str:
+        many = self.count[kind]
+        said = f"{many} of {total} {kind}" if total >= many else f"{many} {kind}"
+        if self.clients:
+            said += f" ({_listed([f'client {c}: {n}' for c, n in self.clients.items()], len(self.clients))})"
+        return f"{said}: {_listed(self.places, len(self.places) + self.count['more'])}" if self.places else said
+
+
+def _listed(items: Sequence[str], total: int) -> str:
+    shown = list(items[:EXAMPLES])
+    return ", ".join([*shown, f"and {total - len(shown)} more"] if total > len(shown) else shown)
+
+
+@contextmanager
+def reading(path: object, kind: str) -> Iterator[None]:
+    """Whatever a file's decoder raises becomes a sentence: damaged bytes make libraries raise anything."""
+    try:
+        yield
+    except CoterieError:
+        raise
+    except Exception as error:
+        raise CoterieError(f"'{path}' cannot be read as {kind}: {reason(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """An error of a file's library as the end of a sentence."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+class _Pile:
+    """Blocks `[n, ...]`, one after another; in memory up to a quarter of what is free, beyond that in a file.
+
+    A quarter, because joining the blocks and dealing them to clients each take as much again.
+    """
+
+    def __init__(self) -> None:
+        self._limit = memory.free(torch.device("cpu")) // 4
+        self._blocks: list[Tensor] = []
+        self._size = self._rows = 0
+        self._like: Tensor | None = None
+        self._file: Any = None
+
+    def add(self, block: Tensor) -> None:
+        self._like, self._rows = block[:0], self._rows + len(block)
+        self._size += block.numel() * block.element_size()
+        if self._file is None and self._size <= self._limit:
+            self._blocks.append(block)
+            return
+        if self._file is None:
+            handle, self._path = tempfile.mkstemp(prefix="coterie-")
+            self._file = os.fdopen(handle, "wb")
+            for earlier in self._blocks:
+                self._write(earlier)
+            self._blocks = []
+        self._write(block)
+
+    def tensor(self) -> Tensor:
+        if self._file is None or self._like is None:
+            return torch.cat(self._blocks) if len(self._blocks) != 1 else self._blocks[0]
+        try:
+            self._file.close()
+            shape, dtype = (self._rows, *self._like.shape[1:]), self._like.dtype
+            flat = torch.from_file(self._path, shared=True, size=self._size // dtype.itemsize, dtype=dtype)
+            return flat.view(shape)
+        except OSError as error:
+            raise memory.no_room("the samples", self._size, error) from error
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            with suppress(OSError):  # the mapping keeps the file; it has no name any more
+                os.unlink(self._path)
+
+    def _write(self, block: Tensor) -> None:
+        try:
+            self._file.write(block.contiguous().numpy().data)
+        except OSError as error:
+            raise memory.no_room("the samples", self._size, error) from error
+
+
+def collect(
+    pieces: Iterable[Piece], name: str, problems: Problems, *, skip: bool = False,
+    classes: str | Sequence[str] | None = None, clients: Iterable[str] = (), shape: str | None = None,
+    regression: bool = False, notes: Sequence[str] = (),
+) -> Source:
+    """Check, encode and store the pieces of a data set.
+
+    uint8 x are images `[n, H, W, C]` or `[n, H, W]` and become channels-first float32 from -1 to 1; other whole numbers
+    are tokens (int64); floats stay. Labels that are names are numbered in sorted order, or in that of `classes`.
+    `clients` are names that must hold samples.
+    """
+    pile, found = _Pile(), _Found(problems, skip)
+    wanted = _shape(shape)
+    try:
+        for piece in pieces:
+            block = found.take(piece, wanted)
+            if block is not None and len(block):
+                pile.add(block)
+        for client in clients:
+            if client not in found.names:
+                problems.add("clients have no samples", client)
+        if not found.ys:
+            said = problems.sentences()
+            raise problems.error(f"{name} holds no samples" + (f": {'; '.join(said)}." if said else "."))
+        source = found.source(pile, name, classes, regression)
+    finally:
+        pile.close()
+    return Source(*source, notes=(*notes, *problems.settle(skip, name)))
+
+
+class _Found:
+    """What is known of the samples so far, beside their features."""
+
+    def __init__(self, problems: Problems, skip: bool) -> None:
+        self.problems, self.skip = problems, skip
+        self.like: tuple[tuple[int, ...], torch.dtype] | None = None
+        self.names: dict[str, int] = {}
+        self.ys: list[Array] = []
+        self.owners: list[Array] = []
+        self.splits: list[Array] = []
+        self.named = self.split = False
+
+    def take(self, piece: Piece, shape: tuple[int, ...] | None) -> Tensor | None:
+        """The features of the samples that can be used, `[n, ...]`; their labels, owners and splits are kept."""
+        x, y, n, problems = piece.x, piece.y, len(piece.x), self.problems
+        if len(y) != n:
+            problems.add("files have unequal numbers of samples and labels", piece.where, _one(piece.client),
+                         f"{n} samples, {len(y)} labels")
+            return None
+        if n == 0:
+            return None
+        problems.totals["samples"] += n
+        good = np.ones(n, dtype=bool)
+        try:
+            block = features(x, shape)
+        except CoterieError as error:
+            problems.add("files have unusable samples", piece.where, _one(piece.client), str(error))
+            return None
+        if self.like is None:
+            self.like = (tuple(block.shape[1:]), block.dtype)
+        if (tuple(block.shape[1:]), block.dtype) != self.like:
+            there, here = _described(self.like), _described((tuple(block.shape[1:]), block.dtype))
+            problems.add("samples have another shape", piece.where, _one(piece.client), f"{here} instead of {there}", n)
+            return None
+        if block.is_floating_point() and x.dtype != np.uint8:
+            finite = torch.isfinite(block).flatten(1).all(1).numpy()
+            self._strike(good, finite, piece, "samples hold NaN or infinite values")
+        self._strike(good, _labelled(y), piece, UNLABELLED)
+        owners = self._owners(piece, n)
+        if piece.split is not None:
+            self.split = True
+        split = np.broadcast_to(np.asarray(TRAIN if piece.split is None else piece.split, dtype=np.int8), n)
+        if not good.all():
+            block, y, owners, split = block[torch.from_numpy(good)], y[good], owners[good], split[good]
+        if not len(y):
+            return None
+        self.ys.append(np.asarray(y))
+        self.owners.append(owners)
+        self.splits.append(split.copy())
+        return block
+
+    def _strike(self, good: Array, fine: Array, piece: Piece, kind: str) -> None:
+        bad = np.flatnonzero(~fine)
+        if not len(bad):
+            return
+        good[bad] = False
+        if isinstance(piece.client, np.ndarray):
+            for client, count in Counter(str(c) for c in piece.client[bad]).items():
+                self.problems.add(kind, piece.where, client, count=count)
+        else:
+            self.problems.add(kind, piece.where, piece.client, count=len(bad))
+
+    def _owners(self, piece: Piece, n: int) -> Array:
+        if piece.client is None:
+            return np.full(n, -1, dtype=np.int64)
+        self.named = True
+        if isinstance(piece.client, str):
+            return np.full(n, self.names.setdefault(piece.client, len(self.names)), dtype=np.int64)
+        distinct, inverse = np.unique(np.asarray(piece.client).astype(str), return_inverse=True)
+        codes = np.array([self.names.setdefault(str(name), len(self.names)) for name in distinct], dtype=np.int64)
+        return codes[inverse]
+
+    def source(
+        self, pile: _Pile, name: str, classes: str | Sequence[str] | None, regression: bool
+    ) -> tuple[Tensor, Tensor, Array | None, str, Array | None, tuple[str, ...] | None]:
+        """x, y, client, name, split, classes."""
+        owner, split = np.concatenate(self.owners), np.concatenate(self.splits)
+        if self.named and (owner < 0).any():
+            self.problems.add("samples belong to no client", count=int((owner < 0).sum()))
+        y, names, known = encode_labels(self.ys, classes, regression, self.problems, self._said(owner))
+        good = known & ((owner >= 0) if self.named else True)
+        if self.split and not (good & (split == TRAIN)).any():
+            raise CoterieError("; ".join([f"{name} holds no training samples", *self.problems.sentences()]) + ".")
+        if self.split:
+            good &= self._checked_split(y, owner, split, y.dtype.kind == "i", good)
+        x = pile.tensor()
+        if not good.all():
+            if not self.skip:
+                self.problems.settle(False, name)
+            rows = torch.from_numpy(np.flatnonzero(good))
+            if not len(rows):
+                raise self.problems.error(f"{name} holds no usable samples: {'; '.join(self.problems.sentences())}.")
+            x, y, owner, split = memory.taken(x, rows), y[good], owner[good], split[good]
+        client = None
+        if self.named:
+            client = _ids(list(self.names))[owner]
+        return x, torch.from_numpy(y), client, name, split if self.split else None, names
+
+    def _said(self, owner: Array) -> Callable[[int], str | None]:
+        names = list(self.names)
+        return lambda row: names[owner[row]] if owner[row] >= 0 else None
+
+    def _checked_split(self, y: Array, owner: Array, split: Array, labels: bool, good: Array) -> Array:
+        """Which samples a given split leaves usable: each client trains, and no class is met in testing alone."""
+        fine: Array = np.ones(len(y), dtype=bool)
+        if self.named:
+            names = list(self.names)
+            trains = np.bincount(owner[good & (split == TRAIN)], minlength=len(names))
+            for lacking in np.flatnonzero(trains == 0):
+                held = int((owner == lacking).sum())
+                if held:
+                    self.problems.add("clients have no training samples", names[lacking], why=f"{held} others")
+                    fine[owner == lacking] = False
+        if labels:
+            seen = np.unique(y[good & fine & (split == TRAIN)])
+            strange = ~np.isin(y, seen) & good & fine
+            for row in np.flatnonzero(strange).tolist():
+                self.problems.add("samples have a class that no training sample has", why=f"class {y[row]}",
+                                  client=self._said(owner)(row))
+            fine &= ~strange
+        return fine
+
+
+def features(x: Array, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Samples as tensors: uint8 as channels-first images from -1 to 1, other whole numbers as int64, floats stay."""
+    if x.dtype == np.uint8:
+        pixels = torch.from_numpy(x if x.flags.writeable else x.copy())
+        if x.ndim == 3:
+            pixels = pixels.unsqueeze(1)  # [n, 1, H, W]
+        elif x.ndim == 4:
+            if x.shape[3] > 4:
+                raise CoterieError(f"uint8 images must be [N, H, W, C] with at most 4 channels, got {list(x.shape)}")
+            pixels = pixels.permute(0, 3, 1, 2)  # [n, C, H, W]
+        # In place, so that a large image set is held once.
+        block = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255).sub_(0.5).div_(0.5)
+    else:
+        block = numbers(x, "x")
+    if block.ndim < 2:
+        block = block.unsqueeze(1)
+    if shape is not None:
+        if block[0].numel() != int(np.prod(shape)):
+            raise CoterieError(f"a sample has {block[0].numel()} values, which is no shape {list(shape)}")
+        block = block.reshape(len(block), *shape)
+    return block
+
+
+def numbers(array: Array, what: str) -> Tensor:
+    """Whole numbers as int64, floats as float32 or, from 8 bytes on, as float64."""
+    if array.dtype.kind in "biu":
+        return torch.from_numpy(array.astype(np.int64))
+    if array.dtype.kind != "f":
+        raise CoterieError(f"{what} must hold numbers, got {array.dtype}")
+    return torch.from_numpy(array.astype(np.float64 if array.dtype.itemsize >= 8 else np.float32))
+
+
+def encode_labels(
+    pieces: Sequence[Array], classes: str | Sequence[str] | None, regression: bool, problems: Problems,
+    client: Callable[[int], str | None] = lambda row: None,
+) -> tuple[Array, tuple[str, ...] | None, Array]:
+    """Labels as numbers, the classes' names if they had names, and which of them are known.
+
+    Whole numbers from 0 stay as they are, and -1 stands for none. Floats, and everything with `regression`, are
+    targets. Names are numbered in sorted order, or in the order of `classes`; names that are whole numbers are taken as
+    such.
+    """
+    numeric = all(piece.dtype.kind in "biuf" for piece in pieces)
+    if len({piece.shape[1:] for piece in pieces}) > 1:
+        raise CoterieError("labels have unequal shapes: "
+                           + ", ".join(str(list(s)) for s in sorted({piece.shape[1:] for piece in pieces})))
+    if numeric and not classes:
+        y = np.concatenate(pieces)
+        if regression or y.ndim > 1 or y.dtype.kind == "f":
+            return y.astype(np.float64 if y.dtype.itemsize >= 8 else np.float32), None, np.ones(len(y), dtype=bool)
+        y = y.astype(np.int64)
+        known = (y >= 0) & (y <= LARGEST_LABEL)
+        for owner, count in Counter(client(row) for row in np.flatnonzero(y == -1).tolist()).items():
+            problems.add(MINUS_ONE, client=owner, count=count)
+        for row in np.flatnonzero(~known & (y != -1)).tolist():
+            problems.add(f"samples have a label outside 0 to {LARGEST_LABEL}", why=str(y[row]), client=client(row))
+        return y, None, known
+    if regression:
+        raise CoterieError("regression needs labels that are numbers.")
+    if any(piece.ndim != 1 for piece in pieces):
+        raise CoterieError("labels that are names must be one a sample.")
+    said = np.concatenate([_texts(piece) for piece in pieces])
+    told = [part.strip() for part in classes.split(",")] if isinstance(classes, str) else classes
+    given = tuple(told) if told else tuple(sorted(set(said)))
+    if len(set(given)) != len(given):
+        raise CoterieError(f"classes names one class twice: {', '.join(given)}.")
+    if not classes and all(_is_whole(label) and int(label) <= LARGEST_LABEL for label in given):
+        return said.astype(np.int64), None, np.ones(len(said), dtype=bool)
+    if len(given) > LARGEST_LABEL + 1:
+        raise CoterieError(f"the labels are {len(given)} different names, e.g. '{given[0]}'; is this the label?")
+    place = {label: k for k, label in enumerate(given)}
+    y = np.array([place.get(label, -1) for label in said], dtype=np.int64)
+    for row in np.flatnonzero(y < 0).tolist():
+        problems.add("samples have a class that is not in classes", why=f"class {said[row]}", client=client(row))
+    return np.maximum(y, 0), given, y >= 0
+
+
+def cut(n: int, values: int) -> Iterator[slice]:
+    """Slices of n samples of so many values each, a block at a time."""
+    rows = max(1, memory.BLOCK // max(values, 1))
+    return (slice(first, min(first + rows, n)) for first in range(0, n, rows))
+
+
+def names(values: Sequence[str | None]) -> Array:
+    """An array of names that share their text."""
+    made = np.empty(len(values), dtype=object)
+    made[:] = values
+    return made
+
+
+def _labelled(y: Array) -> Array:
+    if y.dtype.kind == "f":
+        return np.asarray(np.isfinite(y).reshape(len(y), -1).all(1))
+    if y.dtype.kind == "O":
+        return np.array([v is not None and v == v and str(v).strip() != "" for v in y], dtype=bool)
+    return np.ones(len(y), dtype=bool) if y.dtype.kind != "U" else np.char.strip(y) != ""
+
+
+def _texts(piece: Array) -> Array:
+    return names([str(v).strip() for v in piece.tolist()])
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and str(int(text)) == text
+
+
+def _ids(given: list[str]) -> Array:
+    """Client names as numbers where all of them are, so that 2 comes before 10."""
+    if all(_is_whole(name) and len(name) < 18 for name in given):
+        return np.array([int(name) for name in given], dtype=np.int64)
+    return names(given)
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.replace("x", ",").split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise CoterieError(f"shape must be whole numbers such as 1,28,28, not '{text}'.")
+    return tuple(int(part) for part in parts)
+
+
+def _described(like: tuple[tuple[int, ...], torch.dtype]) -> str:
+    return f"{list(like[0])} {str(like[1]).removeprefix('torch.')}"
+
+
+def _one(client: Array | str | None) -> str | None:
+    return client if isinstance(client, str) else None

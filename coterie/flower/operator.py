@@ -1,0 +1,232 @@
+"""What `coterie server`, `coterie client` and `coterie status` do for an operator."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from coterie import checkpoint
+from coterie.data import load
+from coterie.errors import CoterieError
+from coterie.flower.checks import KEPT, ask_to_lift
+from coterie.flower.job import Job
+from coterie.flower.loopback import Loopback
+from coterie.flower.plan import PLAN, Plan
+from coterie.flower.rounds import STATUS, Rounds, drive
+from coterie.flower.site import Site, described, join
+from coterie.flower.wire import Failure, Part
+from coterie.folder import Folder
+from coterie.layout import Layout
+
+LINK = "link"
+"""The folder of the SuperLink inside the server's."""
+
+
+def serve(
+    config: Path, folder: Path, listen: str, keys: Path | None, insecure: bool, keep_messages: bool = False,
+) -> None:
+    """Run the experiment of a TOML file for real sites, to its end; started again, it goes on where it was."""
+    from coterie.flower.keys import ServerKeys
+    from coterie.flower.processes import NODES, Address, SuperLink, operate, stoppable
+
+    address = Address.of(listen)
+    read = _keys(keys, insecure, "server", ServerKeys.read)
+    home = folder.resolve() / LINK
+    home.mkdir(parents=True, exist_ok=True)
+    plan = Plan.configured(config).placed(folder.resolve())
+    plan = replace(plan, nodes=None if read is None else str(home / NODES),
+                   messages=str(folder.resolve() / "messages") if keep_messages else None)
+    plan.write(folder / PLAN)
+    with stoppable(), SuperLink(read, address, home) as link:
+        operate(link, {"run": str(folder.resolve() / PLAN)})
+
+
+def connect(
+    server: str, data: str, home: Path, keys: Path | None, insecure: bool, name: str | None, settings: dict[str, Any],
+) -> None:
+    """Take part as a site until told to stop."""
+    from coterie.flower.keys import ClientKeys
+    from coterie.flower.processes import Address, stoppable, supervise
+
+    address = Address.of(server)
+    read = _keys(keys, insecure, "client", ClientKeys.read)
+    if read is None and name is None:
+        raise CoterieError("without keys a site needs a name: --name NAME.")
+    if read is not None and name not in (None, read.name):
+        raise CoterieError(f"the keys in {keys} are those of {read.name}, not of {name}; leave --name out.")
+    chosen = read.name if read is not None else str(name)
+    given = {"name": chosen, "data": _absolute(data), "home": str(home.resolve()), **settings}
+    load(given["data"])  # whatever is wrong with the file is said here, not to the server in the first round
+    with stoppable():
+        supervise(read, address, home.resolve(), given)
+
+
+def _keys(folder: Path | None, insecure: bool, whose: str, read: Any) -> Any:
+    if insecure and folder is not None:
+        raise CoterieError("--keys and --insecure exclude each other.")
+    if folder is None and not insecure:
+        where = "DIR/server" if whose == "server" else "DIR/clients/NAME"
+        raise CoterieError(
+            f"a {whose} needs its keys, --keys {where}, which `coterie keys DIR` makes (for a trial on one machine, "
+            "--insecure does without)."
+        )
+    return None if insecure else read(folder)
+
+
+def _absolute(data: str) -> str:
+    return str(Path(data).resolve()) if Path(data).exists() else data
+
+
+# -- what would be sent -----------------------------------------------------------------------------------------------
+
+
+class _Listened(Loopback):
+    """Sites in this process; keeps what one of them says."""
+
+    def __init__(self, sites: Sequence[Site], name: str) -> None:
+        super().__init__(sites)
+        self.name, self.heard = name, list[Part]()
+
+    def deliver(self, name: str, parts: list[Part]) -> list[Part] | Failure:
+        found = super().deliver(name, parts)
+        if name == self.name and isinstance(found, list):
+            self.heard += found
+        return found
+
+
+def rehearse(config: Path, data: str, home: Path, name: str, settings: dict[str, Any]) -> list[Part]:
+    """What this site would send: its introduction, its first round and the end, beside sites of made-up samples.
+
+    Nothing leaves the machine. The shapes of later rounds are the same.
+    """
+    plan = Plan.configured(config, "rehearsal")
+    (job,) = plan.jobs
+    job = replace(job, training=replace(job.training, rounds=1, participation=1.0))
+    site = join(name, data, home / name, **settings)
+    fellows = [f"made-up-{i}" for i in range(1, plan.policy.sites)]
+    line = _Listened([site, *(Site(fellow, job.made_up(1), home / fellow) for fellow in fellows)], name)
+    policy = replace(plan.policy, minimum=plan.policy.sites, target=0)
+    drive([Rounds(job, policy, line.sites).work()], line, policy)
+    return line.heard
+
+
+def sending(parts: Sequence[Part]) -> Table:
+    """What leaves a site, message by message: numbers in full, of tensors the name, type, shape and range."""
+    table = Table("message", "what", "value", title="what would leave this site", title_justify="left")
+    for part in parts:
+        kind = part.meta["kind"] if part.meta["kind"] == "introduce" else ("a round", "the end")[part.meta["round"]]
+        if part.meta.get("error"):
+            raise CoterieError(str(part.meta["error"]))
+        for key, value in part.meta.items():
+            if key not in ("protocol", "kind", "round"):
+                table.add_row(kind, key, json.dumps(value))
+        for key, about in described(part.tensors).items():
+            t = part.tensors[key].double()
+            span = f", from {float(t.min()):.4g} to {float(t.max()):.4g}" if t.numel() else ""
+            table.add_row(kind, key, about + span)
+    return table
+
+
+# -- the model a site uses --------------------------------------------------------------------------------------------
+
+
+def predict(home: Path, data: str, out: Path | None, experiment: str | None = None) -> tuple[Path, float | None]:
+    """Apply the site's model to a file; the csv written, and the accuracy where the file has labels.
+
+    A row of the csv: the sample's number, the class (or the numbers, for regression) and its probability.
+    """
+    found = sorted(home.glob("*/model.json"), key=lambda path: path.stat().st_mtime)
+    if experiment is not None:
+        found = [path for path in found if path.parent.name == experiment]
+    if not found:
+        raise CoterieError(f"{home} holds no model yet; a site gets its model at the end of training.")
+    folder = found[-1].parent
+    job = Job.of(json.loads(found[-1].read_text())["job"])
+    tensors, _ = checkpoint.load(folder / "model.safetensors")
+    module = job.chosen().wrap(job.factory()())
+    layout = Layout.of(module)
+    if set(tensors) != {entry.name for entry in layout.entries}:
+        raise CoterieError(f"{folder / 'model.safetensors'} does not hold the model that {job.model} is.")
+    layout.load(module, torch.cat([tensors[entry.name].reshape(-1).float() for entry in layout.entries]))
+    source = load(data)
+    if tuple(source.x.shape[1:]) != job.shape:
+        raise CoterieError(f"the model takes samples of {list(job.shape)}; {data} has {list(source.x.shape[1:])}.")
+    with torch.no_grad():
+        x = source.x.float() if source.x.is_floating_point() else source.x
+        scores = torch.cat([module.eval()(part) for part in torch.split(x, 1024)])
+    path = out or Path(data).with_suffix(".predictions.csv")
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        if not job.classes:
+            writer.writerow(["sample", *(f"value{k}" for k in range(scores.shape[1]))])
+            writer.writerows([k, *row] for k, row in enumerate(scores.tolist()))
+            return path, None
+        chance, chosen = scores.softmax(1).max(1)
+        writer.writerow(["sample", "class", "probability"])
+        writer.writerows(zip(range(len(x)), chosen.tolist(), np.round(chance.numpy(), 6).tolist(), strict=True))
+    return path, float((chosen == source.y).double().mean())
+
+
+# -- the live table ---------------------------------------------------------------------------------------------------
+
+
+def lift(folder: Path, site: str) -> None:
+    """Ask the server to let a quarantined site take part again."""
+    held = _json(folder / KEPT).get("held", {})
+    if site not in held:
+        raise CoterieError(f"{site} is not quarantined; quarantined are: {', '.join(sorted(held)) or 'none'}.")
+    ask_to_lift(folder, site)
+
+
+def status(folder: Path) -> Table:
+    """What the server of this folder is doing, site by site."""
+    if not (folder / PLAN).is_file():
+        raise CoterieError(f"{folder} is not the folder of a server: it has no {PLAN}.")
+    plan = Plan.read(folder / PLAN)
+    now, kept = _json(folder / STATUS), _json(folder / KEPT)
+    run = Folder(folder)
+    meta = checkpoint.load(run.checkpoint)[1] if run.checkpoint.exists() else {}
+    rounds = run.rounds() if (folder / "metrics.jsonl").exists() else []
+    names = sorted({*meta.get("numbers", {}), *now.get("there", []), *kept.get("held", {})})
+    job = plan.jobs[0]
+    age = f", {max(time.time() - now['time'], 0):.0f} s ago" if now else ""
+    title = f"{job.method}: {now.get('doing', 'not started')}{age}; {len(rounds)} of {job.training.rounds} rounds done"
+    table = Table("site", "connected", "asked", "last merged", "samples", "strikes", "state", title=title,
+                  title_justify="left")
+    for name in names:
+        merged = meta.get("merged", {}).get(name, -1)
+        late = "newcomer" if name in meta.get("numbers", {}) and name not in meta.get("merged", {}) else "trains"
+        state = f"quarantined: {kept['held'][name]}" if name in kept.get("held", {}) else late
+        state = "has its model" if name in meta.get("served", []) else state
+        table.add_row(
+            name, "yes" if name in now.get("there", []) else "no", "yes" if name in now.get("asked", []) else "",
+            str(merged + 1) if merged >= 0 else "", str(kept.get("samples", {}).get(name, "")),
+            str(kept.get("strikes", {}).get(name, "")), state,
+        )
+    causes = Counter[str]()
+    for one in rounds:
+        causes.update(one["report"].get("failures", {}))
+    if rounds:
+        took = np.median([one["seconds"] for one in rounds])
+        table.caption = f"median round {took:.1f} s; without an answer: " + (
+            ", ".join(f"{cause} {count}" for cause, count in causes.most_common()) or "none"
+        )
+    return table
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    except (OSError, json.JSONDecodeError):
+        return {}

@@ -1,0 +1,116 @@
+"""What a server runs: experiments, patience, limits and folders; from an operator's TOML file, kept as json."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from coterie.config import Training, build
+from coterie.errors import CoterieError, unknown
+from coterie.flower.checks import Limits
+from coterie.flower.job import Job, fresh_id
+from coterie.flower.rounds import Policy
+from coterie.folder import write_text
+from coterie.registry import method, spelling
+
+PLAN = "plan.json"
+"""The plan in the server's folder."""
+JOB = ("method", "model", "shape", "classes", "outputs", "head", "scores")
+TABLES = ("training", "policy", "limits")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Experiments that share their messages, and how the server treats sites."""
+
+    jobs: tuple[Job, ...]
+    policy: Policy = field(default_factory=Policy)
+    limits: Limits = field(default_factory=Limits)
+    folder: str | None = None
+    linger: float = 0.0
+    """Seconds after the end in which sites that come late still get their models."""
+    nodes: str | None = None
+    """The file that says which node has which site's key; without it nodes say their names themselves."""
+    messages: str | None = None
+    """A folder in which everything that sites sent is kept, to be inspected."""
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        try:
+            values = json.loads(path.read_text())
+            jobs = tuple(Job.of(job) for job in values.pop("jobs"))
+            policy = build(Policy, values.pop("policy", {}), "policy")
+            limits = build(Limits, values.pop("limits", {}), "limits")
+            return cls(jobs, policy, limits, **values)
+        except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as reason:
+            raise CoterieError(f"the plan {path} cannot be read ({reason}).") from reason
+
+    def write(self, path: Path) -> None:
+        values = {name: value for name, value in asdict(self).items() if name != "jobs"}
+        write_text(path, json.dumps({"jobs": [job.values() for job in self.jobs], **values}, indent=2) + "\n")
+
+    @classmethod
+    def configured(cls, path: Path, experiment: str | None = None) -> Plan:
+        """From a TOML file: method, model, shape, classes, and the tables [training], [policy] and [limits].
+
+        The folder is not decided here.
+        """
+        try:
+            values = tomllib.loads(path.read_text())
+        except OSError as reason:
+            raise CoterieError(f"{path} cannot be read: {reason.strerror}.") from reason
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
+            raise CoterieError(f"{path} is not valid TOML: {reason}.") from reason
+        return cls._of(values, str(path), experiment)
+
+    @classmethod
+    def _of(cls, values: Mapping[str, Any], where: str, experiment: str | None) -> Plan:
+        known = {*JOB, *TABLES, "linger"}
+        for name in values:
+            if name not in known:
+                raise unknown(f"setting in {where}", name, known)
+        lacking = [name for name in ("method", "shape", "classes") if name not in values]
+        if lacking:
+            raise CoterieError(f"{where} lacks {', '.join(lacking)}.")
+        tables = {name: values.get(name, {}) for name in TABLES}
+        for name, table in tables.items():
+            if not isinstance(table, dict):
+                raise CoterieError(f"[{name}] in {where} must be a table, not {table!r}.")
+        given = {name: values[name] for name in JOB if name in values}
+        shape, classes = given["shape"], given["classes"]
+        if not (isinstance(shape, list) and shape and all(isinstance(n, int) and n > 0 for n in shape)):
+            raise CoterieError(f"shape in {where} is that of one sample, e.g. [1, 28, 28], not {shape!r}.")
+        if not isinstance(classes, int) or isinstance(classes, bool) or classes < 0:
+            raise CoterieError(f"classes in {where} is a whole number, 0 for regression, not {classes!r}.")
+        given["method"] = spelling(method(str(given["method"])))
+        job = Job(**{"experiment": experiment or fresh_id(), "model": "mlp", "outputs": classes or 1, **given,
+                     "shape": tuple(shape)}, training=build(Training, tables["training"], "training"))
+        job.factory()()
+        return cls((job,), build(Policy, tables["policy"], "policy"),
+                   build(Limits, tables["limits"], "limits"), linger=float(values.get("linger", 0.0)))
+
+    def placed(self, folder: Path) -> Plan:
+        """This plan in a folder: a new one is written there, or the experiment that is there goes on.
+
+        Policy and limits may change from one start to the next, the experiment may not.
+        """
+        path = folder / PLAN
+        plan = replace(self, folder=str(folder))
+        if path.exists():
+            before = Plan.read(path)
+            ids = tuple(job.experiment for job in before.jobs)
+            plan = replace(plan, jobs=tuple(replace(job, experiment=i) for job, i in zip(self.jobs, ids, strict=False)))
+            if plan.jobs != before.jobs:
+                raise CoterieError(
+                    f"{folder} holds an experiment with other settings; give the new one a folder of its own."
+                )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            plan.write(path)
+        except OSError as reason:
+            raise CoterieError(f"the folder {folder} cannot be written: {reason.strerror}.") from reason
+        return plan

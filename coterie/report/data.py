@@ -1,0 +1,359 @@
+"""What a report shows, gathered from run folders as plain values: the page and the figures draw nothing else.
+
+Numbers over clients come from the round chosen on validation data and are means over seeds, as in the table. What an
+older run did not record is None, and a note says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import coterie
+from coterie.errors import CoterieError
+from coterie.evaluate import STAGES
+from coterie.folder import Folder, inside
+from coterie.report.answer import answer
+from coterie.report.conflicts import alike, last_cosines, opposed
+from coterie.report.few import few
+from coterie.report.plots import convergence
+from coterie.report.table import by_method, label_of, rows
+from coterie.result import Result
+
+Floats = NDArray[np.float64]
+
+POINTS = 60
+"""Evaluations of a curve that are kept, at most, evenly spaced and with the last one."""
+TRACKED = 120_000
+"""Numbers kept for the clients' own curves, at most; beyond that they are left out, and the page says so."""
+MATRIX = 120
+"""Clients of a cosine matrix, at most, evenly spaced."""
+
+
+def gather(paths: Sequence[Path]) -> dict[str, Any]:
+    """Everything the page shows of these runs or comparisons, ready for JSON."""
+    folders = runs_of(paths)
+    read = [(folder, folder.result()) for folder in folders if _begun(folder)]
+    if not read:
+        raise CoterieError(f"{paths[0]} holds no evaluation yet; give it time, or resume it.")
+    results = [result for _, result in read]
+    _same_clients(read)
+    groups = by_method(results)
+    metric = results[0].at(results[0].stages[0]).metric
+    lines = rows(results)
+    clients = _clients(read)
+    budget = TRACKED // max(1, len(groups) * len(clients) * 2)
+    methods = [
+        _method(name, group, [folder for folder, result in read if result.method == name], len(clients), budget)
+        for name, group in groups.items()
+    ]
+    for method in methods:
+        method["lines"] = [_plain(asdict(line)) for line in lines if line.method == method["name"]]
+    unfinished = [folder.path.name for folder, _ in read if not folder.finished]
+    experiments = list(filter(None, map(_experiment, paths)))
+    return {
+        "title": _title(paths), "metric": metric, "higher": metric == "accuracy", "coterie": coterie.__version__,
+        "seeds": max(len(group) for group in groups.values()), "facts": _facts(read, experiments, clients),
+        "answer": answer(results, len(unfinished) + _missing(experiments, len(folders))),
+        "clients": clients, "classes": _classes(read), "methods": methods,
+        "notes": _notes(read, budget), "runs": _runs(read), "reproduce": _reproduce(read, experiments),
+        "progress": _progress(read, experiments),
+    }
+
+
+def runs_of(paths: Sequence[Path]) -> list[Folder]:
+    """The runs inside all the folders given, each once."""
+    found: dict[Path, Folder] = {}
+    for path in paths:
+        here = inside(path)
+        if not here:
+            kind = "is not a run folder: it holds no config.json, nor does METHOD/seedK in it"
+            raise CoterieError(f"{path} {kind if path.is_dir() else 'does not exist; give a run folder'}.")
+        found |= {folder.path.resolve(): folder for folder in here}
+    return list(found.values())
+
+
+def _begun(folder: Folder) -> bool:
+    """Whether an evaluation was written: a whole line below the header."""
+    try:
+        with (folder.path / "clients.csv").open() as file:
+            return file.readline().endswith("\n") and file.readline().endswith("\n")
+    except FileNotFoundError:
+        return False
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
+
+
+def _same_clients(read: Sequence[tuple[Folder, Result]]) -> None:
+    first = read[0][1].names
+    for folder, result in read:
+        if result.names != first:
+            raise CoterieError(
+                f"{folder.path} has {len(result.names)} clients and {read[0][0].path} has {len(first)}, or they are "
+                "others; a report compares runs on the same clients."
+            )
+
+
+def _data(read: Sequence[tuple[Folder, Result]]) -> dict[str, Any] | None:
+    """Who holds what, from the first run that recorded it with a validation split."""
+    found = [data for folder, _ in read if (data := folder.data()) is not None]
+    return max(found, key=lambda data: sum(data["sizes"]["val"]), default=None)
+
+
+def _clients(read: Sequence[tuple[Folder, Result]]) -> list[dict[str, Any]]:
+    data, result = _data(read), read[0][1]
+    config = read[0][0].config()
+    names = result.names or tuple(str(i) for i in range(1 + max(s.clients.max() for s in _last(result))))
+    trained = int(config.get("population", len(names)))
+    tested: dict[int, int] = {}
+    for scores in _last(result):
+        tested |= dict(zip(scores.clients.tolist(), scores.samples.tolist()))
+    return [
+        {
+            "name": name, "seen": i < trained, "test": tested.get(i, 0),
+            "train": data["sizes"]["train"][i] if data else None, "val": data["sizes"]["val"][i] if data else None,
+            "classes": data["histogram"][i] if data and "histogram" in data else None,
+        }
+        for i, name in enumerate(names)
+    ]
+
+
+def _last(result: Result) -> list[Any]:
+    return list(result.history[-1].stages.values())
+
+
+def _classes(read: Sequence[tuple[Folder, Result]]) -> int | None:
+    data = _data(read)
+    return None if data is None else int(data["classes"])
+
+
+# -- methods -----------------------------------------------------------------------------------------------------------
+
+
+def _method(name: str, group: list[Result], folders: list[Folder], clients: int, budget: int) -> dict[str, Any]:
+    first = [stage for stage in STAGES if all(stage in run.stages for run in group)]
+    return {
+        "name": name, "label": label_of(name, "served"), "adapted": label_of(name, "adapted"),
+        "seeds": [run.seed for run in group], "published": group[0].published,
+        "values": {stage: _short(_values(group, stage, clients)) for stage in first},
+        "curve": _curve(group, first), "tracks": _tracks(group, first, clients, budget),
+        "conflicts": _conflicts(group, clients), "few": few(group, folders, clients, POINTS),
+    }
+
+
+def _values(group: Sequence[Result], stage: str, clients: int) -> Floats:
+    """Each client's test value at the round reported, mean over seeds, by client number; NaN where it has none."""
+    table = np.full((len(group), clients), np.nan)
+    for line, run in zip(table, group):
+        scores = run.at(stage)
+        line[scores.clients] = scores.test[scores.metric]
+    return _mean(table)
+
+
+def _curve(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]:
+    """The mean over clients by evaluated round, and what had been sent and spent by then, as means over seeds."""
+    rounds, _ = convergence(group, stages[0])
+    kept = _thinned(len(rounds), POINTS)
+    curve: dict[str, Any] = {"rounds": rounds[kept].astype(int).tolist()}
+    for stage in stages:
+        means = convergence(group, stage)[1][:, kept] / (100 if group[0].at(stages[0]).metric == "accuracy" else 1)
+        curve[stage] = {"mean": _short(_mean(means)), "low": _short(_low(means)), "high": _short(_high(means))}
+    bytes_by = np.array([_until(run, rounds[kept], _sent) for run in group]).mean(0)
+    seconds = np.array([_until(run, rounds[kept], lambda r: float(r.get("seconds", 0))) for run in group]).mean(0)
+    return {**curve, "bytes": _short(bytes_by, 6), "seconds": _short(seconds)}
+
+
+def _sent(record: dict[str, Any]) -> float:
+    """Bytes of a round, all participants and both ways."""
+    return float(record["participants"] * (sum(record["down"].values()) + sum(record["up"].values())))
+
+
+def _until(run: Result, rounds: Floats, of: Callable[[dict[str, Any]], float]) -> Floats:
+    """The sum over all rounds before each of `rounds`."""
+    total = np.concatenate([[0.0], np.cumsum([of(record) for record in run.rounds])])
+    found: Floats = total[np.minimum(rounds.astype(int), len(total) - 1)]
+    return found
+
+
+def _tracks(group: Sequence[Result], stages: Sequence[str], clients: int, budget: int) -> dict[str, Any] | None:
+    """Every client's own curve, mean over seeds, at so many evaluations as the budget allows."""
+    if budget < 2:
+        return None
+    rounds = [evaluation.round for evaluation in group[0].history]
+    kept = [rounds[i] for i in _thinned(len(rounds), min(budget, POINTS))]
+    found: dict[str, Any] = {"rounds": kept}
+    for stage in (stage for stage in stages if not stage.startswith("unseen")):
+        table = np.full((len(group), len(kept), clients), np.nan)
+        for one, run in zip(table, group):
+            for evaluation in run.history:
+                if evaluation.round in kept and stage in evaluation.stages:
+                    scores = evaluation.stages[stage]
+                    one[kept.index(evaluation.round), scores.clients] = scores.test[scores.metric]
+        found[stage] = [_short(line, 3) for line in _mean(table).T]
+    unseen = {f"unseen_{s}": found[s] for s in ("served", "adapted") if s in found and f"unseen_{s}" in stages}
+    for stage, lines in unseen.items():  # unseen clients have numbers of their own, so both fit one table
+        for evaluation in group[0].history:
+            if evaluation.round in kept and stage in evaluation.stages:
+                scores = evaluation.stages[stage]
+                for client, value in zip(scores.clients.tolist(), scores.test[scores.metric].tolist()):
+                    lines[client][kept.index(evaluation.round)] = _short([value], 3)[0]
+    return found
+
+
+def _conflicts(group: Sequence[Result], clients: int) -> dict[str, Any] | None:
+    """The share of opposing pairs by round, and the last recorded cosines with the clients they belong to, ordered."""
+    rounds, fractions = opposed(group)
+    if not len(rounds):
+        return None
+    matrix = last_cosines(group)
+    found: dict[str, Any] = {"rounds": rounds.astype(int).tolist(), "opposing": _short(fractions), "cosines": None}
+    if matrix is not None:
+        record = next(r["report"] for run in group for r in reversed(run.rounds) if "cosines" in r["report"])
+        ids = np.array(record.get("clients", range(len(matrix))))
+        named = "clients" in record or len(matrix) == clients or len(group[0].at("served").clients) == len(matrix)
+        kept = np.unique(np.linspace(0, len(matrix) - 1, min(MATRIX, len(matrix))).round().astype(int))
+        matrix, ids = np.nan_to_num(matrix[np.ix_(kept, kept)]), ids[kept]
+        order = alike(matrix)
+        found["cosines"] = np.round(100 * matrix[np.ix_(order, order)]).astype(int).tolist()
+        found["clients"] = ids[order].tolist() if named else None
+    return found
+
+
+# -- what ran ----------------------------------------------------------------------------------------------------------
+
+
+def _experiment(path: Path) -> dict[str, Any] | None:
+    file = path / "experiment.json"
+    if not file.is_file():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as reason:
+        raise CoterieError(f"{file} is damaged: {reason}.") from reason
+    return {**found, "folder": str(path)}
+
+
+def _wanted(experiment: dict[str, Any]) -> int:
+    """How many runs an experiment has when it is finished; Local and FedAvg take part whether named or not."""
+    if experiment.get("single"):
+        return 1
+    inner = experiment["experiment"]
+    names = dict.fromkeys(("local", "fedavg", *inner.get("methods", ())))
+    return len(names) * int(inner.get("seeds", 1))
+
+
+def _missing(experiments: Sequence[dict[str, Any]], there: int) -> int:
+    return max(0, sum(map(_wanted, experiments)) - there) if experiments else 0
+
+
+def _progress(read: Sequence[tuple[Folder, Result]], experiments: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Rounds done and asked for over all runs, also those that have not begun."""
+    rounds = [int(folder.config()["training"]["rounds"]) for folder, _ in read]
+    done = [asked if folder.finished else len(result.rounds) for (folder, result), asked in zip(read, rounds)]
+    waiting = _missing(experiments, len(read))
+    return {
+        "runs": len(read) + waiting, "finished": sum(folder.finished for folder, _ in read),
+        "rounds": sum(rounds) + waiting * max(rounds), "done": sum(done),
+    }
+
+
+def _facts(
+    read: Sequence[tuple[Folder, Result]], experiments: Sequence[dict[str, Any]], clients: Sequence[dict[str, Any]]
+) -> list[str]:
+    """The line below the title."""
+    config = read[0][0].config()
+    recipe = config.get("federation", {})
+    seen = sum(client["seen"] for client in clients)
+    unseen = f" and {len(clients) - seen} unseen" if len(clients) > seen else ""
+    found = [Path(str(recipe["data"])).name] if "data" in recipe else []
+    if "partition" in recipe:
+        alpha = f" {recipe['alpha']}" if "alpha" in recipe else ""
+        found.append(f"{recipe['partition']}{alpha}")
+    found.append(f"{seen} clients{unseen}")
+    found += [f"model {experiments[0]['experiment']['model']}"] if experiments else []
+    training = config["training"]
+    found.append(f"{training['rounds']} rounds, learning rate {training['lr']:g}")
+    seeds = sorted({result.seed for _, result in read})
+    return [*found, f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"]
+
+
+def _title(paths: Sequence[Path]) -> str:
+    return ", ".join(path.resolve().name for path in paths[:3]) + (" …" if len(paths) > 3 else "")
+
+
+def _notes(read: Sequence[tuple[Folder, Result]], budget: int) -> list[str]:
+    notes = []
+    if _data(read) is None:
+        notes.append("These runs were made by an earlier version, which did not record who holds which class.")
+    if budget < 2:
+        notes.append("There are so many clients that their own curves are left out of this page.")
+    return notes
+
+
+def _runs(read: Sequence[tuple[Folder, Result]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "method": result.method, "seed": result.seed, "folder": str(folder.path), "finished": folder.finished,
+            "rounds": len(result.rounds), "seconds": round(result.seconds, 2),
+        }
+        for folder, result in read
+    ]
+
+
+def _reproduce(read: Sequence[tuple[Folder, Result]], experiments: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The commands as they were given, and the versions and machines they ran with."""
+    environments = [folder.config().get("environment", {}) for folder, _ in read]
+    environments = list({json.dumps(e, sort_keys=True): e for e in environments}.values())
+    configs = []
+    if not experiments:
+        configs = [
+            {key: value for key, value in folder.config().items() if key in ("method", "training", "federation")}
+            for folder, _ in read[:10]
+        ]
+    return {
+        "commands": [shlex.join(e["command"]) for e in experiments if "command" in e],
+        "experiments": [{"folder": e["folder"], **e["experiment"]} for e in experiments],
+        "environments": environments, "configs": configs,
+    }
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def _thinned(count: int, most: int) -> NDArray[np.int64]:
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+
+
+def _mean(values: Floats) -> Floats:
+    """Over the first axis, of what is a number there."""
+    there = np.isfinite(values)
+    total = np.where(there, values, 0).sum(0)
+    return np.where(there.any(0), total / np.maximum(there.sum(0), 1), np.nan)
+
+
+def _low(values: Floats) -> Floats:
+    lowest: Floats = np.where(np.isfinite(values), values, np.inf).min(0)
+    return lowest
+
+
+def _high(values: Floats) -> Floats:
+    highest: Floats = np.where(np.isfinite(values), values, -np.inf).max(0)
+    return highest
+
+
+def _short(values: Any, digits: int = 4) -> list[Any]:
+    """As a list with so many significant digits; None for what is not a number, which JSON does not know."""
+    return [None if not math.isfinite(v) else float(f"{v:.{digits}g}") for v in np.asarray(values, float).tolist()]
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

@@ -1,0 +1,166 @@
+"""Methods with a few models: who uses which, by how much, how far the models are apart, and whether they collapsed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.folder import Folder
+from coterie.result import Result
+
+Floats = NDArray[np.float64]
+
+ONE_FOR_ALL = 0.9
+"""Collapsed: one model is used by at least this share of the clients."""
+ALIKE = 0.1
+"""Collapsed: the two models farthest apart differ by at most this part of the way the models have gone."""
+
+
+def few(group: Sequence[Result], folders: Sequence[Folder], clients: int, points: int) -> dict[str, Any] | None:
+    """What the runs of one method recorded of their models; details are those of the first seed that collapsed, if any.
+
+    None where the method has one model, or a model per client. `verdict` is `collapsed`, `one` (the clients were never
+    split), `healthy`, or `unknown` where the run did not record enough; `words` say it.
+    """
+    ends = [folder.models() for folder in folders]
+    recorded = [_recorded(run) for run in group]
+    counted = any("clients_per_model" in r["report"] or "mass" in r["report"] for run in group for r in run.rounds)
+    if not any(ends) and not any(len(found["rounds"]) for found in recorded) and not counted:
+        return None
+    judgements = [judged(end) if end else None for end in ends]
+    first = _shown(judgements)
+    end, over = ends[first], recorded[first]
+    kept = np.unique(np.linspace(0, len(over["w"]) - 1, min(points, len(over["w"]))).round().astype(int)).tolist()
+    found = {
+        "seed": group[first].seed, "models": _models(end, over, group[first]),
+        "rounds": [over["rounds"][i] for i in kept] if over["w"] else [],
+        "w": [_table(over["w"][i], over["clients"][i], clients) for i in kept] if over["w"] else [],
+        "alpha": [_line(over["alpha"][i], over["clients"][i], clients) for i in kept] if any(over["alpha"]) else [],
+        "mass": _mass(group[first], points), "apart": [over["apart"][i] for i in kept] if any(over["apart"]) else [],
+        "end": _json(end), "verdict": "unknown", "words": "", "worth": worth(end) if end else None,
+    }
+    told = judgements[first]
+    if told is not None:
+        found["verdict"], found["words"] = told[0], told[1] + _in_how_many(judgements)
+    else:
+        found["words"] = "The run is not finished, or an earlier version made it: which model a client uses is unknown."
+    return found
+
+
+def judged(end: dict[str, Any]) -> tuple[str, str]:
+    """The verdict on one finished run and the words for it."""
+    apart, moved = np.array(end["apart"]), np.array(end["moved"])
+    models, choice = len(apart), np.array(end["choice"])
+    if models == 1:
+        return "one", "There is one model only: the clients were never split."
+    share = np.bincount(choice, minlength=models) / max(len(choice), 1)
+    most = int(share.argmax())
+    relative = float(apart.max() / max(moved.mean(), 1e-12))
+    if relative <= ALIKE:
+        return "collapsed", (
+            f"The {models} models have collapsed into one: they are nearly identical. The two farthest apart differ by "
+            f"{_percent(relative)} of the way they have gone from their start."
+        )
+    if share[most] >= ONE_FOR_ALL:
+        return "collapsed", (
+            f"The {models} models have collapsed into one: model {most + 1} is used by {_percent(share[most])} of the "
+            f"clients, the other{'s' if models > 2 else ''} by {'nobody' if share[most] == 1 else 'nearly nobody'}."
+        )
+    unused = [str(k + 1) for k in range(models) if share[k] == 0]
+    idle = f" Model{'s' if len(unused) > 1 else ''} {', '.join(unused)} {'are' if len(unused) > 1 else 'is'} unused."
+    return "healthy", (
+        f"The {models} models share the clients: the one used most serves {_percent(share[most])} of them, and the two "
+        f"farthest apart differ by {_percent(relative)} of the way they have gone." + (idle if unused else "")
+    )
+
+
+def worth(end: dict[str, Any]) -> float | None:
+    """What choosing is worth: the mean test value of the clients' own choices minus that of the best single model.
+
+    Positive is good: for a loss the sign is turned.
+    """
+    test = np.array(end["test"], dtype=float)  # [M, K]
+    there = np.isfinite(test).all(1)
+    if not there.any():
+        return None
+    sign = 1 if end["metric"] == "accuracy" else -1
+    own = test[there, np.array(end["choice"])[there]].mean()
+    return float(round(sign * own - (sign * test[there].mean(0)).max(), 5)) + 0.0  # never -0
+
+
+def _shown(judgements: Sequence[tuple[str, str] | None]) -> int:
+    """The run whose details are shown: the first that collapsed, else the first that is finished."""
+    fallen = [i for i, told in enumerate(judgements) if told and told[0] == "collapsed"]
+    return (fallen or [i for i, told in enumerate(judgements) if told] or [0])[0]
+
+
+def _in_how_many(judgements: Sequence[tuple[str, str] | None]) -> str:
+    """In how many seeds the models collapsed; nothing is said where none did, or where there is one seed."""
+    finished = [told for told in judgements if told]
+    fallen = sum(told[0] == "collapsed" for told in finished)
+    if not fallen or len(finished) < 2:
+        return ""
+    return f" It is so in {'all' if fallen == len(finished) else f'{fallen} of'} {len(finished)} seeds."
+
+
+def _recorded(run: Result) -> dict[str, list[Any]]:
+    """What evaluated rounds recorded, the clients' numbers beside it."""
+    reports = [(int(r["round"]) + 1, r["report"]) for r in run.rounds if "w" in r["report"]]
+    return {
+        "rounds": [t for t, _ in reports], "w": [report["w"] for _, report in reports],
+        "alpha": [report.get("alpha") for _, report in reports],
+        "apart": [report.get("apart") for _, report in reports],
+        "clients": [report.get("clients", range(len(report["w"]))) for _, report in reports],
+    }
+
+
+def _models(end: dict[str, Any] | None, over: dict[str, list[Any]], run: Result) -> int:
+    if end:
+        return len(end["apart"])
+    if over["w"]:
+        return len(over["w"][-1][0])
+    last = run.rounds[-1]["report"]
+    return len(last.get("mass", last.get("clients_per_model", [0])))
+
+
+def _table(w: list[list[float]], ids: Sequence[int], clients: int) -> list[list[int] | None]:
+    """Per cent `[clients][K]`; None for who did not take part."""
+    table: list[list[int] | None] = [None] * clients
+    for client, line in zip(ids, w):
+        table[client] = [round(100 * value) for value in line]
+    return table
+
+
+def _line(alpha: list[float] | None, ids: Sequence[int], clients: int) -> list[float | None]:
+    line: list[float | None] = [None] * clients
+    for client, value in zip(ids, alpha or ()):
+        line[client] = float(f"{value:.3g}")
+    return line
+
+
+def _mass(run: Result, points: int) -> dict[str, Any] | None:
+    """The share of the training that each model got, round by round: of the weights, or of the clients."""
+    found = []
+    for record in run.rounds:
+        report = record["report"]
+        mass = next((report[name] for name in ("mass", "clients_per_model", "importance") if name in report), None)
+        if mass is not None and sum(mass) > 0:
+            found.append((int(record["round"]) + 1, [round(m / sum(mass), 4) for m in mass]))
+    if not found:
+        return None
+    kept = np.unique(np.linspace(0, len(found) - 1, min(2 * points, len(found))).round().astype(int)).tolist()
+    return {"rounds": [found[i][0] for i in kept], "share": [found[i][1] for i in kept]}
+
+
+def _json(end: dict[str, Any] | None) -> dict[str, Any] | None:
+    if end is None:
+        return None
+    test = [[None if v != v else v for v in line] for line in end["test"]]
+    return {name: end[name] for name in ("round", "choice", "metric", "apart", "moved")} | {"test": test}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.095 or share == 0 else f"{100 * share:.1f} %"

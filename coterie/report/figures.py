@@ -1,0 +1,305 @@
+"""The report's charts as files: PNG for documents, SVG for print, drawn from the same values as the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+from coterie.report.bubbles import INK, SEEN, UNSEEN
+from coterie.report.plots import COLOURS, dress, new_figure
+from coterie.report.table import human_bytes, human_seconds
+
+Floats = NDArray[np.float64]
+Data = dict[str, Any]
+
+GAIN, LOSS, SAME = COLOURS[0], COLOURS[1], "#9aa3ab"
+MOST_CLIENTS = 200
+"""Clients drawn against classes, at most."""
+
+
+def draw(data: Data, folder: Path) -> list[Path]:
+    """Write every figure that the data allow as NAME.png and NAME.svg; returns the paths."""
+    written = []
+    for name, figure in figures(data):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # the layout is found; finding it again for each file is what takes long
+        for kind in ("png", "svg"):
+            path = folder / f"{name}.{kind}"
+            with matplotlib.rc_context({"svg.hashsalt": "coterie", "svg.fonttype": "none"}):  # same runs, same file
+                figure.savefig(path, metadata={"Date": None} if kind == "svg" else None)
+            written.append(path)
+    return written
+
+
+def figures(data: Data) -> Iterator[tuple[str, Figure]]:
+    """Name and figure, in the order of the page."""
+    method, stage = focus(data)
+    base = _named(data, "fedavg")
+    if base is not None and (base is not method or stage != "served"):
+        yield "clients", _clients(data, method, stage, base)
+    stages = [s for s in ("served", "adapted") if any(s in m["values"] for m in data["methods"])]
+    yield "distribution", _strips(data, stages, seen=True)
+    yield "convergence", _convergence(data, stages)
+    if data["classes"] and any(c["classes"] for c in data["clients"]):
+        yield "classes", _classes(data)
+    for one in data["methods"]:
+        if one["few"] and one["few"]["end"]:
+            yield f"models-{_slug(one['name'])}", _few(data, one)
+    if any(m["conflicts"] for m in data["methods"]):
+        yield "conflicts", _conflicts(data)
+    if all(c["train"] is not None for c in data["clients"]):
+        against = [m for m in (base, _named(data, "local")) if m is not None and m is not method]
+        if against:
+            yield "size", _size(data, method, stage, against)
+    unseen = [s for s in stages if any(f"unseen_{s}" in m["values"] for m in data["methods"])]
+    if unseen:
+        yield "unseen", _strips(data, unseen, seen=False)
+
+
+def focus(data: Data) -> tuple[Data, str]:
+    """The method and stage that the page opens with: the best for the mean, or the best that is no baseline."""
+    name, stage = data["answer"].get("mean", (data["methods"][0]["name"], "served"))
+    best: Data = next(m for m in data["methods"] if m["name"] == name)
+    others = [m for m in data["methods"] if m["name"] not in ("local", "fedavg")]
+    if name not in ("local", "fedavg") or not others:
+        return best, stage
+    sign = 1 if data["higher"] else -1
+    return max(others, key=lambda m: sign * np.nan_to_num(np.nanmean(_values(m, "served")))), "served"
+
+
+# -- one function a figure ---------------------------------------------------------------------------------------------
+
+
+def _clients(data: Data, method: Data, stage: str, base: Data) -> Figure:
+    before, after = _values(base, "served"), _values(method, stage)
+    gain = (after - before) * (1 if data["higher"] else -1)
+    order = [i for i in np.argsort(-gain, kind="stable") if np.isfinite(gain[i])]
+    figure = new_figure(9, 3.6)
+    axes = figure.add_subplot()
+    tint = [GAIN if gain[i] > 0 else LOSS if gain[i] < 0 else SAME for i in order]
+    x = np.arange(len(order))
+    axes.vlines(x, _scaled(data, before[order]), _scaled(data, after[order]), color=tint, linewidth=1.5)
+    axes.scatter(x, _scaled(data, before[order]), s=18, facecolors="white", edgecolors=tint, zorder=3)
+    axes.scatter(x, _scaled(data, after[order]), s=20, color=tint, zorder=4)
+    better, worse = int((gain[order] > 0).sum()), int((gain[order] < 0).sum())
+    _title(axes, f"{base['label']} (served, open) to {_label(method, stage)} (filled): {better} gain, {worse} lose")
+    dress(axes)
+    axes.set_xticks([])
+    axes.set_xlabel("clients, by gain", fontsize=9, color=INK)
+    axes.set_ylabel(_what(data), fontsize=9, color=INK)
+    return figure
+
+
+def _strips(data: Data, stages: Sequence[str], seen: bool) -> Figure:
+    shown = [m for m in data["methods"] if all(_key(s, seen) in m["values"] for s in stages)]
+    figure = new_figure(4.6 * len(stages) + 1.6, 0.9 + 0.42 * len(shown))
+    grid = figure.subplots(1, len(stages), sharey=True, squeeze=False)[0]
+    for axes, stage in zip(grid, stages):
+        for line, method in enumerate(shown):
+            values = np.sort(_there(_values(method, _key(stage, seen))))
+            shift = 0.5 * ((np.arange(len(values)) * 0.618034 + 0.5) % 1 - 0.5)
+            tint = _colour(data, method)
+            axes.scatter(_scaled(data, values), line + shift, s=12, color=tint, alpha=0.55, linewidths=0)
+            if len(values):
+                axes.vlines(_scaled(data, values).mean(), line - 0.35, line + 0.35, color=INK, linewidth=1.8)
+        _title(axes, f"{'' if seen else 'unseen clients, '}{stage}")
+        axes.set_xlabel(_what(data), fontsize=9, color=INK)
+        dress(axes)
+    grid[0].set_yticks(range(len(shown)), [m["label"] for m in shown])
+    grid[0].invert_yaxis()
+    return figure
+
+
+def _convergence(data: Data, stages: Sequence[str]) -> Figure:
+    axis: dict[str, Callable[[float], str]] = {"rounds": str, "bytes": human_bytes, "seconds": human_seconds}
+    figure = new_figure(11.5, 0.8 + 2.7 * len(stages))
+    grid = figure.subplots(len(stages), 3, sharey="row", squeeze=False)
+    for row, stage in zip(grid, stages):
+        for axes, (name, form) in zip(row, axis.items()):
+            for number, method in enumerate(m for m in data["methods"] if stage in m["curve"]):
+                curve = method["curve"]
+                axes.plot(
+                    curve[name], _scaled(data, _floats(curve[stage]["mean"])), color=_colour(data, method),
+                    linewidth=1.4, linestyle=("-", "--", ":")[number // len(COLOURS) % 3], label=method["label"],
+                )
+            dress(axes)
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+            if name != "rounds":
+                axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _, form=form: form(max(v, 0.0))))
+            _title(axes, f"{stage}, by {name.rstrip('s') if name == 'rounds' else name}")
+        row[0].set_ylabel(f"mean {_what(data)}", fontsize=9, color=INK)
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK)
+    return figure
+
+
+def _classes(data: Data) -> Figure:
+    held = [c for c in data["clients"] if c["classes"]]
+    held = [held[i] for i in np.unique(np.linspace(0, len(held) - 1, min(MOST_CLIENTS, len(held))).round().astype(int))]
+    counts = np.array([c["classes"] for c in held])
+    width, height = np.clip(1.8 + 0.3 * len(held), 5.6, 13), np.clip(1.2 + 0.3 * data["classes"], 3, 9)
+    figure = new_figure(float(width), float(height))
+    axes = figure.add_subplot()
+    place, label = np.nonzero(counts)
+    tint = np.where([held[p]["seen"] for p in place], SEEN, UNSEEN)
+    axes.scatter(place, label, s=160 * counts[place, label] / counts.max(), c=tint, alpha=0.8, linewidths=0, zorder=3)
+    _title(axes, f"who holds which class; the largest bubble is {counts.max()} samples")
+    dress(axes)
+    axes.set_xlabel("client" + ("" if all(c["seen"] for c in held) else " (orange: unseen)"), fontsize=9, color=INK)
+    axes.set_ylabel("class", fontsize=9, color=INK)
+    return figure
+
+
+def _few(data: Data, method: Data) -> Figure:
+    """Use, mass, w, alpha and similarity of one method's models, as far as they were recorded."""
+    few = method["few"]
+    end, models = few["end"], few["models"]
+    figure = new_figure(11.5, 6.4)
+    grid = figure.subplots(2, 3).ravel()
+    order = np.argsort(np.array(end["choice"]), kind="stable")
+    for k in range(models):
+        where = np.flatnonzero(np.array(end["choice"])[order] == k)
+        grid[0].scatter(where, np.full(len(where), k + 1), marker="s", s=22, color=_model(k))
+    grid[0].set_ylim(models + 0.6, 0.4)
+    grid[0].set_yticks(range(1, models + 1))
+    grid[0].set_xticks([])
+    _title(grid[0], "which client uses which model")
+    if few["mass"]:
+        share = np.full((len(few["mass"]["share"]), max(map(len, few["mass"]["share"]))), np.nan)
+        for line, given in zip(share, few["mass"]["share"]):
+            line[: len(given)] = given
+        for k, line in enumerate(share.T):
+            grid[1].plot(few["mass"]["rounds"], 100 * line, color=_model(k), linewidth=1.5)
+        grid[1].set_ylim(-2, 102)
+    _title(grid[1], "mass per model in %, by round")
+    relative = np.array(end["apart"]) / max(float(np.mean(end["moved"])), 1e-12)
+    grid[2].imshow(relative, cmap="Blues", vmin=0, vmax=max(1.0, float(relative.max())))
+    for a in range(models) if models <= 8 else ():
+        for b in range(models):
+            dark = relative[a, b] > 0.6 * max(1.0, float(relative.max()))
+            grid[2].text(b, a, f"{100 * relative[a, b]:.0f}", ha="center", va="center", fontsize=8,
+                         color="white" if dark else INK)
+    _title(grid[2], "distance of models in % of the way gone")
+    for k in range(min(models, 8)):
+        own = [[line[k] if line and k < len(line) else np.nan for line in table] for table in few["w"]]
+        for line in np.array(own, dtype=float).T if own else ():
+            grid[3].plot(few["rounds"], line, color=_model(k), linewidth=0.8, alpha=0.4)
+    _title(grid[3], "w of every client in %, by round")
+    for line in np.array(few["alpha"], dtype=float).T if few["alpha"] else ():
+        grid[4].plot(few["rounds"], 100 * line, color=INK, linewidth=0.8, alpha=0.4)
+    _title(grid[4], "alpha of every client in %, by round")
+    for axes in grid:
+        dress(axes)
+    grid[2].grid(False)
+    for ticks in (grid[2].set_xticks, grid[2].set_yticks):
+        ticks(range(models), range(1, models + 1))
+    grid[5].set_axis_off()
+    words = re.sub("(.{1,44})(?: |$)", r"\1\n", few["words"])
+    grid[5].text(0, 1, f"{method['label']}\n\n{words}", va="top", fontsize=10, color=INK, transform=grid[5].transAxes)
+    return figure
+
+
+def _conflicts(data: Data) -> Figure:
+    having = [m for m in data["methods"] if m["conflicts"]]
+    matrices = [m for m in having if m["conflicts"]["cosines"]]
+    columns = min(len(matrices), 4)
+    lines = max(1, -(-len(matrices) // max(columns, 1)))
+    figure = new_figure(4.6 + 2.4 * columns, max(3.2, 2.5 * lines))
+    spots = figure.add_gridspec(lines, 1 + columns, width_ratios=[4.2, *[2.2] * columns])
+    first = figure.add_subplot(spots[:, 0])
+    for method in having:
+        found = method["conflicts"]
+        first.plot(
+            found["rounds"], 100 * _floats(found["opposing"]), color=_colour(data, method), label=method["label"],
+            marker="o" if len(found["rounds"]) == 1 else "", markersize=4,
+        )
+    first.set_ylim(-2, 102)
+    _title(first, "pairs of clients with opposing updates in %, by round")
+    dress(first)
+    first.legend(frameon=False, fontsize=7, labelcolor=INK)
+    for k, method in enumerate(matrices):
+        axes = figure.add_subplot(spots[k // columns, 1 + k % columns])
+        cosines = np.array(method["conflicts"]["cosines"]) / 100
+        axes.imshow(cosines, cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest")
+        axes.set_axis_off()
+        _title(axes, method["label"])
+    return figure
+
+
+def _size(data: Data, method: Data, stage: str, against: Sequence[Data]) -> Figure:
+    figure = new_figure(4.8 * len(against) + 0.6, 3.6)
+    grid = figure.subplots(1, len(against), squeeze=False)[0]
+    n = np.array([c["train"] for c in data["clients"]], dtype=float)
+    for axes, base in zip(grid, against):
+        gain = (_values(method, stage) - _values(base, "served")) * (1 if data["higher"] else -1)
+        there = np.isfinite(gain) & (n > 0)
+        tint = np.select([gain[there] > 0, gain[there] < 0], [GAIN, LOSS], SAME)
+        axes.scatter(n[there], _scaled(data, gain[there]), c=tint, s=22, alpha=0.75, linewidths=0, zorder=3)
+        axes.axhline(0, color=SAME, linewidth=0.8)
+        axes.set_xscale("log")
+        _title(axes, f"gain of {_label(method, stage)} over {base['label']}")
+        dress(axes)
+        axes.set_xlabel("training samples of the client", fontsize=9, color=INK)
+    return figure
+
+
+# -- small words -------------------------------------------------------------------------------------------------------
+
+
+def _named(data: Data, name: str) -> Data | None:
+    exact = [m for m in data["methods"] if m["name"] == name]
+    return next(iter(exact or [m for m in data["methods"] if re.split("[:+]", m["name"])[0] == name]), None)
+
+
+def _label(method: Data, stage: str) -> str:
+    found = str(method["adapted" if stage == "adapted" else "label"])
+    return found if found != method["label"] else f"{found} ({stage})"
+
+
+def _key(stage: str, seen: bool) -> str:
+    return stage if seen else f"unseen_{stage}"
+
+
+def _values(method: Data, stage: str) -> Floats:
+    return _floats(method["values"][stage])
+
+
+def _floats(values: Sequence[float | None]) -> Floats:
+    return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+
+
+def _there(values: Floats) -> Floats:
+    return values[np.isfinite(values)]
+
+
+def _scaled(data: Data, values: Floats) -> Floats:
+    return 100 * values if data["metric"] == "accuracy" else values
+
+
+def _what(data: Data) -> str:
+    return "test accuracy in %" if data["metric"] == "accuracy" else "test MSE"
+
+
+def _colour(data: Data, method: Data) -> str:
+    return COLOURS[data["methods"].index(method) % len(COLOURS)]
+
+
+def _model(k: int) -> str:
+    return COLOURS[k % len(COLOURS)]
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.rpartition("/")[2])
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=9, color=INK, pad=4)

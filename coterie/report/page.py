@@ -1,0 +1,42 @@
+"""The report: one HTML file that needs nothing else, and the same figures as PNG and SVG in a folder beside it."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import CoterieError
+from coterie.report.data import gather
+from coterie.report.figures import draw
+
+
+def write(paths: Sequence[Path], out: Path) -> tuple[Path, Path]:
+    """Write the page of these runs or comparisons to `out`; returns it and the folder of figures."""
+    if out.is_dir():
+        raise CoterieError(f"{out} is a folder; name the file to write, such as {out / 'report.html'}.")
+    data = gather(paths)
+    folder = out.with_name(f"{out.stem}-figures")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page(data), encoding="utf-8")
+        folder.mkdir(exist_ok=True)
+        draw(data, folder)
+    except OSError as reason:
+        raise CoterieError(f"the report {out} cannot be written: {reason.strerror}.") from reason
+    return out, folder
+
+
+def page(data: dict[str, Any]) -> str:
+    """The whole page as text; template, style and program are files beside this one."""
+    here = files("coterie.report")
+    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")  # no tag can end the script
+    parts = {
+        "TITLE": html.escape(f"coterie report: {data['title']}"), "CSS": (here / "page.css").read_text("utf-8"),
+        "JS": (here / "page.js").read_text("utf-8"), "DATA": text,
+    }
+    return re.sub("%(TITLE|CSS|JS|DATA)%", lambda found: parts[found[1]], (here / "page.html").read_text("utf-8"))

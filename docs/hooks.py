@@ -1,0 +1,74 @@
+"""What the site needs besides the pages in this folder: a page for each method and aggregator, and the project's own.
+
+mkdocs calls `on_config` and `on_files`. Nothing is written to this folder: the pages are made in memory from the
+docstrings (`coterie.report.catalogue`), and a method's bytes are counted in one real round.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+import coterie
+from coterie.data import digits, partition
+from coterie.method import Method
+from coterie.models import model
+from coterie.report import catalogue
+from coterie.report.table import markdown_table
+
+ROOT = Path(__file__).parents[1]
+FROM_THE_ROOT = {"contributing.md": "CONTRIBUTING.md", "changes.md": "CHANGELOG.md"}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Fills the nav's `Methods` and `Aggregators`."""
+    for section in config.nav:
+        for title, entries in section.items():
+            if title == "Methods":
+                entries += [{family.capitalize(): [{cls.name: f"methods/{cls.name}.md"} for cls in group]}
+                            for family, group in catalogue.families().items()]
+                plugs = [{cls.name: f"aggregators/{cls.name}.md"} for cls in catalogue.plugs()]
+                entries.append({"Aggregators": [{"All": "aggregators.md"}, *plugs]})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are made; the committed methods.md, one page for readers of the sources, gives way."""
+    pages = catalogue.site(traffic) | {path: moved((ROOT / name).read_text()) for path, name in FROM_THE_ROOT.items()}
+    for path, text in pages.items():
+        if (committed := files.get_file_from_path(path)) is not None:
+            files.remove(committed)
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def moved(text: str) -> str:
+    """A page of the project's root as a page of the site: its links leave out the folder."""
+    return re.sub(r"\]\(docs/", "](", text)
+
+
+@functools.cache
+def federation() -> coterie.Federation:
+    """Six clients: the fewest with which FedFomo sends as many models as by default."""
+    x, y = digits()
+    return coterie.Federation.from_assignment(x[:120], y[:120], partition("iid", y[:120].numpy(), 6, seed=0))
+
+
+@functools.cache
+def traffic(cls: type[Method]) -> str:
+    """A table of what one round of a method with its defaults sends, counted and not computed."""
+    factory = model("mlp", (1, 8, 8), 10, hidden=64)
+    numbers = sum(p.numel() for p in factory().parameters())
+    done = coterie.run(cls(), factory, federation(), rounds=1, batch=100, device="cpu", engine="stack")
+    sent: dict[str, dict[str, int]] = {way: done.rounds[-1][way] for way in ("down", "up")}
+    rows = [(way, f"`{name}`", f"{count:,}") for way, fields in sent.items() for name, count in fields.items()]
+    if not rows:
+        return "Nothing travels."
+    total = sum(count for fields in sent.values() for count in fields.values())
+    about = (f"Counted in a round with the model `mlp:hidden=64` on digits, {numbers:,} numbers or {4 * numbers:,} "
+             f"bytes: {total:,} bytes per client and round.")
+    return f"{about}\n\n{markdown_table(('way', 'what', 'bytes'), rows, '--:')}"

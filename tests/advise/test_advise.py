@@ -1,0 +1,158 @@
+"""The pilot and its advice on populations whose right answer is written down in docs/advise.md."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import populations
+import pytest
+
+from coterie.advise import advise, report
+from coterie.advise.pilot import fewer
+from coterie.data import Federation
+from coterie.errors import CoterieError
+from coterie.models import model
+
+EXPECTED = {
+    "hospitals": {"decoupling", "interpolation"},
+    "phones": {"meta-learning", "fine-tuning"},
+    "businesses": {"clustering"},
+}
+
+
+def federation(population, **options):
+    return Federation.from_clients(population.clients, unseen=population.unseen, val=0.2, **options)
+
+
+def pilot_on(population, **options):
+    data = federation(population)
+    factory = model("mlp", tuple(data.x.shape[1:]), data.classes, hidden=32)
+    return advise(factory, data, newcomers=population.newcomers, lr=0.1, device="cpu", **options)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_each_population_gets_the_family_that_was_expected(name):
+    """Written down before the pilot was built; the populations' structure is stated in tests/populations.py."""
+    population = getattr(populations, name)()
+    pilot = pilot_on(population, rounds=16, seeds=1)
+    assert pilot.advice.family in EXPECTED[name]
+    assert pilot.findings.newcomers_held_out == population.unseen
+    if name == "businesses":  # customers of one type have the same answers, those of different types do not
+        assert pilot.findings.clusters.count >= 3
+        assert pilot.advice.local == "too small"  # 48 samples a customer, ten times as many among its like
+    if name == "hospitals":
+        assert not pilot.findings.clusters.exist  # no two hospitals alike, by construction
+    said = " ".join(report.sentences(pilot))
+    assert f"Take {pilot.advice.family}" in said
+    assert ("clients held out" in said) == (population.unseen > 0)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A few clients for everything that does not depend on the answer."""
+    return populations.businesses(count=9, n=40)
+
+
+def test_the_same_rounds_give_the_same_advice(small):
+    first, second = (pilot_on(small, rounds=2, seeds=1) for _ in range(2))
+    records = [report.record(p, "") for p in (first, second)]
+    for record in records:
+        del record["seconds"], record["sentences"]
+        for c in record["candidates"]:
+            del c["seconds"]
+    assert records[0] == records[1]
+
+
+def test_the_pilot_sizes_itself(small):
+    """It measures, and stays within the rounds it may take; what it may not is said before it is trained."""
+    pilot = pilot_on(small, budget=60)
+    assert pilot.plan.rounds >= 10
+    assert pilot.plan.seconds <= 60
+    with pytest.raises(CoterieError, match=r"does not fit into 0\.5 seconds"):
+        pilot_on(small, budget=0.5)
+
+
+def test_regression_is_judged_by_its_error():
+    """Clients with opposite slopes: one linear model for all has the error of predicting 0, its own has none."""
+    rng = np.random.default_rng(0)
+    clients = []
+    for i in range(8):
+        x = rng.standard_normal((60, 3)).astype(np.float32)
+        clients.append((x, x[:, 0] * (1 if i % 2 else -1)))
+    data = Federation.from_clients(clients, val=0.2)
+    pilot = advise(model("linear", (3,), 1), data, rounds=4, seeds=1, lr=0.1, device="cpu", newcomers="none")
+    assert pilot.findings.metric == "loss"
+    assert pilot.advice.family not in ("shared", "conflict-free")
+    assert "an error of" in " ".join(report.sentences(pilot))
+    by_label = {s.candidate.label: s.value for s in pilot.advice.standings}
+    assert by_label["fedavg"] < -0.5  # the mean of opposite slopes is 0, whose error is x's variance, 1
+
+
+def test_fewer_samples_are_the_same_clients_with_less():
+    data = federation(populations.businesses(count=6, n=80))
+    less = fewer(data, 20)
+    assert (less.sizes("train") == 20).all()
+    assert (less.sizes("val") == data.sizes("val")).all()
+    assert (less.sizes("test") == np.minimum(data.sizes("test"), 20)).all()
+    assert less.client(0, "val")[0].equal(data.client(0, "val")[0])
+
+
+def test_without_validation_data_there_is_nothing_to_choose_on():
+    data = Federation.from_clients([(np.zeros((4, 2), np.float32), np.arange(4) % 2)] * 3, val=0.0)
+    with pytest.raises(CoterieError, match="no client has validation data"):
+        advise(model("linear", (2,), 2), data, rounds=1)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def coterie(*words, cwd):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "coterie", *map(str, words)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_the_command_prints_and_writes_the_advice(tmp_path):
+    population = populations.businesses(count=10, n=40)
+    x, y = (np.concatenate(parts) for parts in zip(*population.clients, strict=True))
+    np.savez(tmp_path / "shops.npz", x=x, y=y, client=np.repeat(np.arange(10), 40))
+    done = coterie("advise", "--data", "shops.npz", "--model", "mlp:hidden=8", "--rounds", 2, "--seeds", 1,
+                   "--set", "device=cpu", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "out" / "advice.json").read_text())
+    page = (tmp_path / "out" / "advice.md").read_text()
+    assert f"Take {record['family']}" in done.stdout
+    assert f"**Take {record['family']}" in page
+    assert record["newcomers_held_out"] == 2  # 15 % of 10
+    assert record["clients"] == 8
+    families = {c["family"] for c in record["candidates"]}
+    assert families >= {"local", "shared", "fine-tuning", "decoupling", "interpolation", "meta-learning", "clustering"}
+    assert record["command"] in done.stdout
+    assert record["command"] in page
+    again = record["command"].split()
+    assert again[:2] == ["coterie", "compare"]
+    again[again.index("--rounds") + 1] = again[again.index("--seeds") + 1] = "1"
+    assert coterie(*again[1:], cwd=tmp_path).returncode == 0  # what it says to type can be typed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--newcomers", "ofen"], "did you mean 'often'?"),
+        (["--objective", "wrost"], "did you mean 'worst'?"),
+        (["--data", "nothing.npz"], "there is no file"),
+        (["--budget", "0"], "budget must be above 0"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, said, tmp_path, monkeypatch, capsys):
+    from coterie import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["coterie", "advise", *words])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,159 @@
+"""The decision alone: numbers in, advice out. Scores are made up, so that the right answer is known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.advise import Candidate, Findings, decide
+from coterie.advise.shift import Clusters, Shift
+from coterie.errors import CoterieError
+
+CLIENTS, NEWCOMERS, SEEDS = 12, 6, 2
+ORDER = ("local", "fedavg", "fedper", "ifca")
+FAMILY = {"local": "local", "fedavg": "shared", "fedper": "decoupling", "ifca": "clustering"}
+# The same ups and downs for every method: clients are hard or easy, and differences between methods have no noise.
+EASY = np.linspace(-0.1, 0.1, CLIENTS)
+
+
+def candidate(method, seen, new=0.5, noise=0.0, seed=0):
+    rng = np.random.default_rng([seed, *method.encode()])
+    return Candidate(
+        method, "served", FAMILY[method],
+        seen + EASY + noise * rng.standard_normal((SEEDS, CLIENTS)), np.full((SEEDS, NEWCOMERS), new),
+        test=seen, worst=seen, new_test=new, bytes_each_round=1.0,
+    )
+
+
+def findings(*candidates, newcomers="none", objective="mean"):
+    return Findings(
+        candidates, Shift(0.0, 0.0, 0.0), Clusters(1, 0.0, 0.0, 0.0, (0,) * CLIENTS), CLIENTS, NEWCOMERS, (50, 50),
+        "accuracy", newcomers, objective,
+    )
+
+
+def four(local, fedavg, fedper, ifca, **options):
+    return [candidate(m, v, **options) for m, v in zip(ORDER, (local, fedavg, fedper, ifca), strict=True)]
+
+
+@pytest.mark.parametrize("winner", ORDER)
+def test_without_noise_the_best_is_taken(winner):
+    """All differences are the same for every client and seed, so their standard error is 0: nothing else is close."""
+    advice = decide(findings(*four(*[0.8 if m == winner else 0.7 for m in ORDER])))
+    assert advice.chosen is advice.best
+    assert advice.chosen.candidate.method == winner
+    assert [s.beyond_noise for s in advice.standings] == [m != winner for m in ORDER]
+
+
+def test_within_noise_the_simpler_one_is_taken():
+    """IFCA leads by 0.1 points in the mean, by 20 points for one half of the clients and against the other half: the
+    error is 20 / sqrt(12) = 6 points."""
+    made = four(0.4, 0.7, 0.4, 0.701)
+    made[1] = replace(made[1], seen=made[1].seen + 0.2 * np.tile([1.0, -1.0], CLIENTS // 2))
+    advice = decide(findings(*made))
+    assert advice.best.candidate.method == "ifca"
+    assert advice.chosen.candidate.method == "fedavg"
+    assert advice.chosen.close
+
+
+def test_the_noise_is_that_of_the_paired_difference():
+    """Bootstrap standard error of a mean of m differences with standard deviation s (of the sample): s / sqrt(m)."""
+    apart = 0.02 * np.tile([1.0, -1.0], CLIENTS // 2)  # sample standard deviation 0.02
+    best, other = candidate("ifca", 0.8), candidate("fedavg", 0.7)
+    other = replace(other, seen=other.seen + apart)
+    found = decide(findings(other, best)).standings[0]
+    assert found.behind == pytest.approx(0.1)
+    assert found.error == pytest.approx(0.02 / np.sqrt(CLIENTS), rel=0.1)  # 1000 draws: 2 % for one standard deviation
+
+
+def test_noise_between_seeds_counts():
+    """Seeds that disagree by 2 d about everybody: a drawn pair of seeds is off by d, 0, 0 or -d, so the error is
+    d / sqrt(2)."""
+    best, other = candidate("ifca", 0.8), candidate("fedavg", 0.7)
+    other = replace(other, seen=other.seen + np.array([[0.05], [-0.05]]))
+    assert decide(findings(other, best)).standings[0].error == pytest.approx(0.05 / np.sqrt(2), rel=0.1)
+
+
+def test_what_newcomers_get_counts_as_much_as_they_come():
+    """Local is 10 points better for those who train and 30 worse for newcomers: 0.75 * 10 = 0.25 * 30 is even."""
+    local, shared = candidate("local", 0.8, new=0.35), candidate("fedavg", 0.7, new=0.7)
+    for often, method in (("none", "local"), ("some", "fedavg"), ("often", "fedavg")):
+        assert decide(findings(local, shared, newcomers=often)).chosen.candidate.method == method
+    # 29 instead of 35 points: now some newcomers do not outweigh the others, many do
+    kind = replace(local, new=np.full((SEEDS, NEWCOMERS), 0.41))
+    assert decide(findings(kind, shared, newcomers="some")).chosen.candidate.method == "local"
+    assert decide(findings(kind, shared, newcomers="often")).chosen.candidate.method == "fedavg"
+
+
+def test_a_better_one_for_newcomers_is_named_even_if_they_do_not_count():
+    advice = decide(findings(candidate("local", 0.8, new=0.2), candidate("fedavg", 0.7, new=0.6)))
+    assert advice.chosen.candidate.method == "local"
+    assert advice.for_newcomers.candidate.method == "fedavg"
+    assert advice.new_behind == pytest.approx(0.4)
+    advice = decide(findings(candidate("local", 0.7, new=0.2), candidate("fedavg", 0.8, new=0.6)))
+    assert advice.for_newcomers is None
+
+
+def test_the_worst_tenth_may_want_something_else():
+    """Of 12 clients the worst tenth is one: FedPer leaves it at 0.1, FedAvg lifts it to 0.5."""
+    mean, fair = candidate("fedper", 0.8), candidate("fedavg", 0.7)
+    mean.seen[:, 0], fair.seen[:, 0] = 0.1, 0.5
+    assert decide(findings(fair, mean)).chosen.candidate.method == "fedper"
+    assert decide(findings(fair, mean, objective="worst")).best.candidate.method == "fedavg"
+
+
+@pytest.mark.parametrize(("local", "said"), [(0.5, "too small"), (0.7, "as good"), (0.9, "enough")])
+def test_whether_clients_can_learn_alone(local, said):
+    assert decide(findings(*four(local, 0.7, 0.4, 0.4))).local == said
+
+
+def test_clients_without_validation_data_do_not_count():
+    best = candidate("ifca", 0.8)
+    best.seen[:, 3] = np.nan
+    other = candidate("fedavg", 0.7)
+    other.seen[:, 3] = np.nan
+    found = decide(findings(other, best))
+    assert found.chosen.candidate.method == "ifca"
+    assert found.standings[0].behind == pytest.approx(0.1)
+
+
+def test_what_has_diverged_is_left_out_and_nothing_left_is_an_error():
+    broken = candidate("fedper", float("nan"))
+    assert [s.candidate.method for s in decide(findings(candidate("fedavg", 0.5), broken)).standings] == ["fedavg"]
+    with pytest.raises(CoterieError, match="lower the learning rate"):
+        decide(findings(broken))
+
+
+scores = st.lists(st.floats(0, 1), min_size=4, max_size=4)
+
+
+@settings(max_examples=30)
+@given(scores, scores, st.floats(0, 0.3), st.integers(0, 99), st.sampled_from(["none", "some", "often"]),
+       st.sampled_from(["mean", "worst"]))
+def test_never_something_worse_than_the_best_beyond_noise(seen, new, noise, seed, newcomers, objective):
+    """Also: what is taken is the first that is close, so nothing simpler was; and worsening a loser changes nothing."""
+    made = [
+        candidate(m, v, n, noise, seed) for m, v, n in zip(ORDER, seen, new, strict=True)
+    ]
+    advice = decide(findings(*made, newcomers=newcomers, objective=objective))
+    assert not advice.chosen.beyond_noise
+    assert advice.chosen.behind <= advice.chosen.error
+    assert advice.best.value == max(s.value for s in advice.standings)
+    place = [s.candidate.method for s in advice.standings].index(advice.chosen.candidate.method)
+    assert not any(s.close for s in advice.standings[:place])
+    losers = [s.candidate for s in advice.standings if s is not advice.chosen and s is not advice.best]
+    if losers:
+        worse = replace(losers[0], seen=losers[0].seen - 0.1, new=losers[0].new - 0.1)
+        again = decide(findings(*(worse if c is losers[0] else c for c in made), newcomers=newcomers,
+                                objective=objective))
+        assert again.chosen.candidate.method == advice.chosen.candidate.method
+
+
+@settings(max_examples=30)
+@given(scores, st.floats(0, 0.3), st.integers(0, 99), st.sampled_from(ORDER))
+def test_what_is_far_better_for_everybody_is_taken(seen, noise, seed, method):
+    """Ten times the range of all scores ahead: no standard error of a difference is as large."""
+    made = [candidate(m, v + 20 * (m == method), 0.5, noise, seed) for m, v in zip(ORDER, seen, strict=True)]
+    assert decide(findings(*made)).chosen.candidate.method == method

@@ -1,0 +1,182 @@
+"""The page in a real Chromium: what a reader clicks does what it says, offline and without a complaint."""
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from chromium import SIZES, chromium, opened, screenshots
+
+from coterie.folder import inside
+from coterie.report.data import gather
+from coterie.report.page import page as html
+from coterie.report.table import rows
+from coterie.report.watch import server
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def report(compared, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(html(gather([compared])), encoding="utf-8")
+    return path
+
+
+def column(page, name):
+    """The texts of a column of the table, without the small print, with the stage of each line."""
+    place = page.locator("#methods thead button").all_inner_texts().index(name)
+    return page.eval_on_selector_all(
+        "#methods tbody tr",
+        f"rows => rows.map(r => [r.dataset.stage, r.children[{place}].firstChild.textContent.trim()])",
+    )
+
+
+def test_sorting_filtering_theme_and_a_client(browser, report, compared):
+    """Every control that the page has, with what it must then show known from the run's own files."""
+    lines = rows([folder.result() for folder in inside(compared)])
+    with opened(browser, report.as_uri()) as page:
+        # sort: within a stage, by the worst client, best first, then worst first
+        for best_first in (True, False):
+            page.locator('[data-sort="worst"]').click()
+            wanted = [
+                (stage, f"{100 * line.worst:.1f}")
+                for stage in ("served", "adapted")
+                for line in sorted((x for x in lines if x.stage == stage), key=lambda x: x.worst, reverse=best_first)
+            ]
+            assert [tuple(cell) for cell in column(page, "worst")] == wanted
+        assert page.locator("#methods th[aria-sort]").inner_text().startswith("worst")
+
+        # filter: by name, then by stage as well
+        page.get_by_role("searchbox").fill("fedfew")
+        left = page.eval_on_selector_all("#methods tbody tr", "rows => rows.map(r => r.dataset.method)")
+        assert set(left) == {"fedfew:official", "fedfew:normalise=True"}
+        page.locator("#methods").get_by_role("button", name="adapted").click()
+        assert page.locator("#count").inner_text() == "2 of 10 lines"
+        page.get_by_role("searchbox").fill("")
+        page.locator("#methods").get_by_role("button", name="both stages").click()
+        assert page.locator("#methods tbody tr").count() == 10
+
+        # theme: there and back, and the paper is really dark in between
+        def paper():
+            colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            return sum(int(part) for part in colour[4:-1].split(","))
+
+        light = paper()
+        page.locator("#theme").click()
+        assert page.locator("html").get_attribute("data-theme") == "dark"
+        assert paper() < 150 < 600 < light
+        page.locator("#theme").click()
+        assert paper() == light
+
+        # a client: chosen in one chart, shown in all, with its facts; and let go again
+        data = json.loads((compared / "ifca" / "seed0" / "data.json").read_text())
+        names = json.loads((compared / "ifca" / "seed0" / "config.json").read_text())["clients"]
+        assert page.locator("#card").is_hidden()
+        page.locator('#clients rect[data-client="5"]').click()
+        card = page.locator("#card").inner_text()
+        assert f"Client {names[5]}" in card
+        sizes = [data["sizes"][split][5] for split in ("train", "val", "test")]
+        assert "{} train, {} validation, {} test".format(*sizes) in card
+        assert f"{sum(n > 0 for n in data['histogram'][5])} of 10" in card
+        assert page.locator("#client").input_value() == "5"
+        for chart in ("clients", "classes", "few"):
+            assert page.locator(f"#{chart} svg text.on", has_text=names[5]).count() >= 1, chart
+        for chart in ("spread", "size"):
+            assert page.locator(f'#{chart} circle[data-client="5"][opacity="1"]').count() >= 1, chart
+            assert page.locator(f'#{chart} circle[data-client="6"][opacity="1"]').count() == 0, chart
+        page.locator("#clients svg").focus()
+        page.keyboard.press("ArrowRight")
+        assert page.locator("#client").input_value() not in ("5", "-1")
+        page.keyboard.press("Escape")
+        assert page.locator("#card").is_hidden()
+
+        # another method, stage and axis
+        page.locator("#method").select_option("ifca")
+        page.locator("#stage").get_by_role("button", name="adapted").click()
+        assert "ifca (adapted)" in page.locator("#clients .lead").inner_text()
+        page.get_by_role("button", name="by bytes").click()
+        assert "MB" in page.locator("#convergence svg").first.inner_html()
+
+        assert page.said == []
+        assert page.asked == [report.as_uri()]
+
+
+def test_a_collapse_is_called_out_and_health_is_not(browser, report):
+    with opened(browser, report.as_uri()) as page:
+        (said,) = page.locator("#callouts li").all_inner_texts()
+        assert said.startswith("fedfew:official: The 3 models have collapsed into one")
+        page.locator("#few-method").select_option("ifca")
+        assert "collapsed" not in page.locator("#few-words").inner_text()
+        page.locator("#few-method").select_option("fedfew:official")
+        assert "have collapsed into one" in page.locator("#few-words").inner_text()
+        assert page.said == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", list(SIZES.values()), ids=list(SIZES))
+def test_nothing_overflows_the_screen(browser, report, size, scheme):
+    """Tables scroll inside their boxes; the page itself never scrolls sideways, not even with a client's card."""
+    with opened(browser, report.as_uri(), size, scheme) as page:
+        page.locator("#client").select_option("3")
+        assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+        wide = page.eval_on_selector_all(
+            "main svg, main p, main select, main .panel, #card",
+            "all => all.filter(e => e.getBoundingClientRect().right > innerWidth + 1).length",
+        )
+        assert wide == 0
+        assert page.said == []
+
+
+def test_the_screenshots_of_the_readme(browser, report, tmp_path):
+    """COTERIE_SCREENSHOTS=FOLDER keeps them; README's are made so from the demo's page, see CONTRIBUTING."""
+    made = screenshots(browser, report, Path(os.environ.get("COTERIE_SCREENSHOTS", tmp_path)))
+    assert [path.name for path in made] == ["report.png", "report-phone.png"]
+    assert all(path.stat().st_size > 30_000 for path in made)  # an empty page of this size is a few kB
+
+
+def test_a_single_old_run_draws_too(browser, compared, tmp_path):
+    """No baseline, no classes, no unseen stage, nothing recorded of the models: every section says what is missing."""
+    old = tmp_path / "old"
+    shutil.copytree(compared / "ifca" / "seed0", old)
+    (old / "data.json").unlink()
+    lines = (old / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (old / "metrics.jsonl").write_text("".join(x for x in lines if '"kind": "models"' not in x and '"w"' not in x))
+    kept = [x for x in (old / "clients.csv").read_text().splitlines(keepends=True) if "unseen" not in x]
+    (old / "clients.csv").write_text("".join(kept))
+    (tmp_path / "report.html").write_text(html(gather([old])), encoding="utf-8")
+    with opened(browser, (tmp_path / "report.html").as_uri()) as page:
+        for section in ("classes", "few", "conflicts", "size", "unseen"):
+            assert page.locator(f"#{section} .note").count() >= 1, section
+        assert "earlier version" in page.locator("#callouts").inner_text()
+        assert page.said == []
+
+
+def test_watching_follows_the_run(browser, compared, tmp_path):
+    """A run of which the first half is there; the page shows the rest when it comes, without being loaded again."""
+    run = tmp_path / "run"
+    shutil.copytree(compared / "ifca" / "seed0", run)
+    whole = {name: (run / name).read_text() for name in ("metrics.jsonl", "clients.csv", "result.json")}
+    (run / "result.json").unlink()
+    (run / "clients.csv").write_text("".join(x for x in whole["clients.csv"].splitlines(True) if x[0] in "r048"))
+    (run / "metrics.jsonl").write_text("".join(whole["metrics.jsonl"].splitlines(True)[:11]))
+    with server([run]) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{serving.server_address[1]}/"
+        with opened(browser, address, offline=False) as page:
+            assert page.locator("#live").inner_text() == "40 %, 0 of 1 runs finished"  # 8 of 20 rounds
+            page.evaluate("window.still = true")
+            for name, text in whole.items():
+                (run / name).write_text(text)
+            page.wait_for_function("document.getElementById('live').textContent.startsWith('finished')", timeout=20_000)
+            assert page.evaluate("window.still")
+            assert "model" in page.locator("#few-words").inner_text()
+            assert page.said == []
+            assert all(url.startswith(address) for url in page.asked)
+        serving.shutdown()

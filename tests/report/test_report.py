@@ -1,0 +1,360 @@
+"""What the report says is what the runs recorded; it stays small; a collapse is called by its name."""
+
+import csv
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import coterie
+from coterie.cli import app
+from coterie.data import Federation, digits, partition
+from coterie.errors import CoterieError
+from coterie.evaluate import Evaluation, Scores
+from coterie.folder import Folder
+from coterie.models import model
+from coterie.report.answer import answer
+from coterie.report.data import gather
+from coterie.report.few import judged, worth
+from coterie.report.figures import figures
+from coterie.report.page import page, write
+from coterie.result import Result
+
+
+def method(data, name):
+    return next(m for m in data["methods"] if m["name"] == name)
+
+
+@pytest.fixture(scope="module")
+def data(compared):
+    return gather([compared])
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_clients_values_are_those_of_the_chosen_round_averaged_over_seeds(compared, data):
+    """Computed again from clients.csv: the round of the best mean validation accuracy (then loss), earliest first."""
+    found = np.zeros(20)
+    for seed in (0, 1):
+        with (compared / "ifca" / f"seed{seed}" / "clients.csv").open() as file:
+            lines = [line for line in csv.DictReader(file) if line["stage"] == "served"]
+        rounds = sorted({int(line["round"]) for line in lines})
+
+        def score(t, lines=lines):
+            here = [line for line in lines if int(line["round"]) == t and line["val_loss"]]
+            return (np.mean([float(x["val_accuracy"]) for x in here]), -np.mean([float(x["val_loss"]) for x in here]))
+
+        best = max(rounds, key=lambda t: (score(t), -t))
+        found += [float(line["accuracy"]) / 2 for line in lines if int(line["round"]) == best]
+    shown = method(data, "ifca")["values"]["served"]
+    assert shown[:20] == pytest.approx(found.tolist(), rel=1e-3)
+    assert shown[20:] == [None] * 3  # the unseen clients have stages of their own
+
+
+def test_convergence_is_cumulative_in_bytes_and_seconds(compared, data):
+    """IFCA sends K = 3 models down and one up with a choice (8 bytes), 20 clients, 20 rounds, D columns of 4 bytes."""
+    size = 4 * (64 * 32 + 32 + 32 * 10 + 10)
+    curve = method(data, "ifca")["curve"]
+    assert curve["rounds"] == [0, 4, 8, 12, 16, 20]
+    assert curve["bytes"][0] == 0
+    assert curve["bytes"][-1] == pytest.approx(20 * 20 * (3 * size + size + 8), rel=1e-5)
+    times = [r["seconds"] for seed in (0, 1) for r in Folder(compared / "ifca" / f"seed{seed}").rounds()]
+    assert curve["seconds"][-1] == pytest.approx(sum(times) / 2, rel=1e-3)
+
+
+def test_clients_have_the_samples_and_classes_of_their_federation(compared, data):
+    """The same federation built again from what the run was asked for."""
+    asked = json.loads((compared / "experiment.json").read_text())["experiment"]
+    federation = coterie.cli.Experiment.of(asked).federation()
+    for split in ("train", "val", "test"):
+        assert [c[split] for c in data["clients"]] == federation.sizes(split).tolist()
+    counts = sum(federation.histogram(split) for split in ("train", "val", "test"))
+    assert [c["classes"] for c in data["clients"]] == counts.tolist()
+    assert [c["seen"] for c in data["clients"]] == [True] * 20 + [False] * 3
+
+
+def test_the_command_and_versions_are_there_to_reproduce(compared, data):
+    made = data["reproduce"]
+    assert made["commands"][0].startswith("coterie compare ifca fedfew:official fedfew:normalise=true --clients 20")
+    assert made["environments"][0]["versions"]["torch"]
+    assert len(data["runs"]) == 5 * 2  # local, fedavg and three more, two seeds
+
+
+# -- the answer -------------------------------------------------------------------------------------------------------
+
+
+def result(name, seed, served, adapted=None):
+    def scores(value):
+        values = np.array(value, dtype=float)
+        ids, zero = np.arange(len(values)), np.zeros(len(values))
+        return Scores(ids, ids + 10, ids, {"loss": zero, "accuracy": values}, {"loss": zero, "accuracy": values})
+
+    stages = {"served": scores(served), "adapted": scores(adapted or served)}
+    return Result(name, seed, (Evaluation(0, stages),), names=("a", "b"))
+
+
+def test_a_lead_over_both_baselines_beyond_seed_noise_pays():
+    """Leads of 20 and 30 points against seed deviations of 1 point at most, with two seeds."""
+    means = {"local": 0.5, "fedavg": 0.6, "ifca": 0.8}
+    runs = [result(name, k, [v + 0.01 * k, v]) for name, v in means.items() for k in (0, 1)]
+    said = answer(runs)
+    assert said["headline"] == "ifca (served) pays here: it beats FedAvg + fine-tune and Local beyond seed noise."
+    assert said["mean"] == ["ifca", "served"]
+    assert "20.00 points better than FedAvg + fine-tune, beyond seed noise" in said["sentences"][0]
+    assert "the worst client: ifca (served) with 80.00 %" in said["sentences"][1]
+
+
+def test_a_lead_within_seed_noise_is_called_that():
+    """ifca is 1 point ahead of FedAvg while both vary by about 10 points from seed to seed."""
+    runs = [result("local", k, [0.3, 0.3]) for k in (0, 1)]
+    runs += [result(n, k, [v + 0.1 * k] * 2) for n, v in (("fedavg", 0.6), ("ifca", 0.61)) for k in (0, 1)]
+    said = answer(runs)
+    assert said["headline"] == "ifca (served) leads, but FedAvg + fine-tune does as well within seed noise."
+    assert "within seed noise" in said["sentences"][0]
+
+
+def test_one_seed_claims_nothing_about_noise():
+    said = answer([result(n, 0, [v, v]) for n, v in (("local", 0.5), ("fedavg", 0.6), ("ifca", 0.8))])
+    assert said["headline"] == "ifca (served) leads, with one seed: whether that is more than seed noise is unknown."
+    assert "noise" not in " ".join(said["sentences"])
+    assert "With one seed" in said["caveat"]
+
+
+@pytest.mark.parametrize(
+    ("values", "headline"),
+    [
+        ({"local": [0.9, 0.9], "fedavg": [0.5, 0.5], "ifca": [0.6, 0.6]}, "Training alone is best here"),
+        ({"local": [0.5, 0.5], "fedavg": [0.9, 0.9], "ifca": [0.6, 0.6]}, "One shared model is the best here"),
+        ({"ifca": [0.6, 0.6]}, "One method only"),
+    ],
+)
+def test_a_baseline_that_wins_is_said_to_win(values, headline):
+    assert answer([result(n, 0, v) for n, v in values.items()])["headline"].startswith(headline)
+
+
+def test_fine_tuning_that_wins_is_said_to_win():
+    runs = [result("local", 0, [0.5, 0.5]), result("fedavg", 0, [0.6, 0.6], [0.9, 0.9]), result("ifca", 0, [0.7, 0.7])]
+    assert answer(runs)["headline"].startswith("FedAvg + fine-tune is the best here")
+
+
+# -- a few models -----------------------------------------------------------------------------------------------------
+
+
+def test_the_released_fedfew_collapses_and_the_report_says_so(data):
+    """Equal starts and steps of the size of a model's mass: whichever model leads takes all clients."""
+    few = method(data, "fedfew:official")["few"]
+    assert few["verdict"] == "collapsed"
+    assert "have collapsed into one" in few["words"]
+    users = np.bincount(few["end"]["choice"], minlength=3)
+    assert users.max() >= 18  # the criterion holds of what was recorded, not only of the words
+    assert np.argmax(few["mass"]["share"][-1]) == users.argmax()
+    assert few["worth"] <= 0.01  # a choice that nobody makes is worth nothing
+
+
+@pytest.mark.parametrize("name", ["ifca", "fedfew:normalise=True"])
+def test_healthy_models_are_not_said_to_have_collapsed(data, name):
+    few = method(data, name)["few"]
+    assert few["verdict"] == "healthy"
+    assert "collapse" not in few["words"]
+    assert np.bincount(few["end"]["choice"], minlength=3).max() < 18
+
+
+def test_models_that_stay_identical_are_a_collapse_too(tmp_path):
+    """40 clients: n_i / n is small, the scaled losses hardly differ, so equal models get equal steps."""
+    x, y = digits()
+    dealt = partition("dirichlet", y.numpy(), 40, seed=0, alpha=0.5)
+    federation = Federation.from_assignment(x, y, dealt)
+    factory = model("mlp", (1, 8, 8), 10, hidden=16)
+    coterie.run("fedfew:official", factory, federation, folder=tmp_path / "run", rounds=8, lr=0.1, evaluate_every=4)
+    few = gather([tmp_path / "run"])["methods"][0]["few"]
+    assert few["verdict"] == "collapsed"
+    assert "nearly identical" in few["words"]
+
+
+def end(choice, apart, moved=(1.0, 1.0), **more):
+    test = [[0.5, 0.5]] * len(choice)
+    return {"choice": choice, "apart": [[0, apart], [apart, 0]], "moved": list(moved), "metric": "accuracy",
+            "test": test, **more}
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        (end([0] * 9 + [1], 1.0), "collapsed"),  # 90 % of the clients: the bound itself
+        (end([0] * 8 + [1] * 2, 1.0), "healthy"),
+        (end([0] * 5 + [1] * 5, 0.1), "collapsed"),  # a tenth of the way gone: the bound itself
+        (end([0] * 5 + [1] * 5, 0.11), "healthy"),
+        ({**end([0, 0], 0.0), "apart": [[0.0]], "moved": [1.0]}, "one"),
+    ],
+)
+def test_the_criterion_is_the_stated_one(given, verdict):
+    assert judged(given)[0] == verdict
+
+
+def test_what_choosing_is_worth():
+    """Each client's own choice scores 1; the best single model scores 0.75 on average."""
+    given = end([0, 1], 1.0)
+    given["test"] = [[1.0, 0.5], [0.5, 1.0]]
+    assert worth(given) == pytest.approx(0.25)
+
+
+def test_w_and_alpha_are_recorded_for_every_participant(compared, data):
+    """Rows of w and all of alpha are shares, so they sum to 1 up to the digits kept; IFCA's w is its choice."""
+    rounds = Folder(compared / "fedfew-normalise-True" / "seed0").rounds()
+    assert [r["round"] + 1 for r in rounds if "w" in r["report"]] == [4, 8, 12, 16, 20]  # where evaluations are
+    for report in (r["report"] for r in rounds if "w" in r["report"]):
+        assert np.sum(report["w"], axis=1) == pytest.approx(np.ones(20), abs=3e-4)
+        assert np.sum(report["alpha"]) == pytest.approx(1, abs=2e-3)
+        mass = np.array(report["alpha"]) @ np.array(report["w"])
+        assert mass == pytest.approx(report["mass"], abs=2e-3)  # a second computation of what FedFew reports itself
+    few = method(data, "ifca")["few"]
+    assert {tuple(sorted(line)) for table in few["w"] for line in table if line} == {(0, 0, 100)}
+
+
+def test_partial_participation_says_who_took_part(tmp_path):
+    x, y = digits()
+    federation = Federation.from_assignment(x[:300], y[:300], partition("iid", y[:300].numpy(), 6, seed=0))
+    factory = model("mlp", (1, 8, 8), 10, hidden=4)
+    options = {"rounds": 2, "evaluate_every": 1, "participation": 0.5}
+    run = coterie.run("ifca", factory, federation, folder=tmp_path / "run", **options)
+    report = run.rounds[-1]["report"]
+    assert report["clients"] == run.simulation.selected(1).tolist()
+    table = gather([tmp_path / "run"])["methods"][0]["few"]["w"][-1]
+    assert [i for i, line in enumerate(table) if line] == report["clients"]
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_needs_nothing_else(data):
+    made = page(data)
+    assert "%DATA%" not in made
+    assert "src=" not in made
+    assert "http" not in made.replace("http://www.w3.org/2000/svg", "").replace('http-equiv', "")
+
+
+def test_a_name_cannot_break_out_of_the_data(data):
+    named = {**data, "title": "</script><script>alert(1)</script>%JS%"}
+    made = page(named)
+    assert made.count("</script>") == 2  # the data's and the program's
+    assert "alert(1)</script>" not in made
+
+
+def test_ten_methods_and_a_hundred_clients_take_less_than_3_mb(tmp_path, monkeypatch):
+    """Full records of random numbers, which have the most digits, for more evaluations than the page keeps."""
+    monkeypatch.setattr("os.fsync", lambda file: None)  # thousands of lines need not survive a power cut
+    random = np.random.default_rng(0)
+    names = ["local", "fedavg", "ifca", "fedfew", "fedper", "fedprox", "ditto", "fedrep", "fedsoft", "apfl"]
+    x, y = digits()
+    federation = Federation.from_assignment(x, y, partition("iid", y.numpy(), 100, seed=0))
+    for name in names:
+        folder = Folder(tmp_path / "cmp" / name / "seed0")
+        training = {"seed": 0, "rounds": 62, "lr": 0.1}
+        folder.create({"method": name, "training": training, "population": 90, "clients": list(federation.names)})
+        folder.describe(federation)
+        for t in range(63):
+            stages = {}
+            for stage, ids in (("served", range(90)), ("adapted", range(90)), ("unseen_served", range(90, 100))):
+                n, ids = len(ids), np.array(ids)
+                values = {"accuracy": random.random(n), "loss": random.random(n)}
+                stages[stage] = Scores(ids, ids, ids, values, values)
+            folder.append_evaluation(Evaluation(t, stages))
+            if t < 62:
+                report = {"opposing": 0.5, "w": random.random((90, 3)).round(4).tolist(), "mass": [0.2, 0.3, 0.5],
+                          "alpha": random.random(90).round(4).tolist(), "apart": random.random((3, 3)).tolist()}
+                if t == 61:
+                    report["cosines"] = random.uniform(-1, 1, (90, 90)).round(4).tolist()
+                folder.append_round({"round": t, "participants": 90, "dropped": 0, "down": {"row": 9}, "up": {"row": 9},
+                                     "report": report, "seconds": 0.1234})
+        models = {"round": 62, "choice": [k % 3 for k in range(90)], "metric": "accuracy", "moved": [1, 1, 1]}
+        tables = {"test": random.random((90, 3)).tolist(), "apart": random.random((3, 3)).tolist()}
+        folder.append_models({**models, **tables})
+        folder.finish({})
+    assert 1e6 < len(page(gather([tmp_path / "cmp"])).encode()) < 3e6
+
+
+def test_the_figures_lie_beside_the_page_as_png_and_svg(compared, tmp_path):
+    """One of each kind of chart, here for three of the methods."""
+    shutil.copytree(compared, tmp_path / "cmp", ignore=shutil.ignore_patterns("fedfew*", "experiment.json"))
+    out, folder = write([tmp_path / "cmp"], tmp_path / "deep" / "mine.html")
+    assert out.stat().st_size > 50_000
+    assert folder.name == "mine-figures"
+    names = {"clients", "distribution", "convergence", "classes", "models-ifca", "conflicts", "size", "unseen"}
+    assert {p.name for p in folder.iterdir()} == {f"{n}.{kind}" for n in names for kind in ("png", "svg")}
+    assert (folder / "clients.png").read_bytes()[:4] == b"\x89PNG"
+    assert (folder / "clients.svg").read_text().startswith("<?xml")
+
+
+def test_a_single_run_and_several_folders_are_read(compared):
+    one = gather([compared / "ifca" / "seed0"])
+    assert [m["name"] for m in one["methods"]] == ["ifca"]
+    assert one["answer"]["headline"].startswith("One method only")
+    two = gather([compared / "ifca" / "seed0", compared / "fedavg" / "seed0", compared / "ifca" / "seed0"])
+    assert [m["name"] for m in two["methods"]] == ["ifca", "fedavg"]
+    assert next(figures(one))[0] == "distribution"
+
+
+def test_a_run_of_an_earlier_version_is_still_readable(compared, tmp_path):
+    """Without data.json, without the models' line and the weights; the page says what is missing."""
+    old = tmp_path / "old"
+    shutil.copytree(compared / "ifca" / "seed0", old)
+    (old / "data.json").unlink()
+    lines = [json.loads(line) for line in (old / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        for name in ("w", "alpha", "apart"):
+            line.get("report", {}).pop(name, None)
+    (old / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines if x["kind"] != "models"))
+    found = gather([old])
+    assert found["clients"][0]["classes"] is None
+    assert any("earlier version" in note for note in found["notes"])
+    few = found["methods"][0]["few"]
+    assert (few["verdict"], few["models"], few["w"]) == ("unknown", 3, [])
+    assert page(found)
+
+
+def test_regression_has_no_classes_and_lower_is_better(tmp_path):
+    inputs = torch.randn(4, 30, 3, generator=torch.Generator().manual_seed(0))
+    federation = Federation.from_clients([(x, x @ torch.tensor([1.0, -i, 0.5])) for i, x in enumerate(inputs)])
+    coterie.compare([], lambda: torch.nn.Linear(3, 1), federation, folder=tmp_path / "cmp", rounds=2, lr=0.05)
+    found = gather([tmp_path / "cmp"])
+    assert (found["metric"], found["higher"], found["classes"]) == ("loss", False, 0)
+    best = min((line["mean"], line["method"]) for m in found["methods"] for line in m["lines"])
+    assert found["answer"]["mean"][0] == best[1]
+    assert all(math.isfinite(v) for v in found["methods"][0]["values"]["served"])
+    assert "conflicts" in dict(figures(found))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["report", "nowhere"], "nowhere does not exist"),
+        (["report", "."], "is not a run folder"),
+        (["watch", "nowhere"], "nowhere does not exist"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, CoterieError)
+    assert said in str(done.exception)
+
+
+def test_runs_on_other_clients_are_refused(compared, tmp_path):
+    x, y = digits()
+    federation = Federation.from_assignment(x[:200], y[:200], partition("iid", y[:200].numpy(), 4, seed=0))
+    coterie.run("fedavg", model("mlp", (1, 8, 8), 10, hidden=4), federation, folder=tmp_path / "run", rounds=1)
+    with pytest.raises(CoterieError, match=r"has 4 clients and .* has 23"):
+        gather([compared, tmp_path / "run"])
+
+
+def test_an_unfinished_run_is_said_to_be_unfinished(compared, tmp_path):
+    shutil.copytree(compared, tmp_path / "cmp")
+    (tmp_path / "cmp" / "ifca" / "seed1" / "result.json").unlink()
+    found = gather([tmp_path / "cmp"])
+    assert "1 run is not finished" in found["answer"]["caveat"]
+    assert found["progress"]["finished"] == 9
