@@ -6,10 +6,8 @@ The node's configuration names the site: `name="..." data="/path.npz" home="/pat
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -42,19 +40,31 @@ def site_of(config: Mapping[str, Any]) -> Site:
     return site.join(str(config["name"]), str(config["data"]), str(config["home"]), **values)
 
 
-@contextmanager
-def in_time(parts: Sequence[Part]) -> Iterator[None]:
-    """End the process when the server has given up on the answer: a node takes no message while one is being answered,
-    so that an app that hangs would keep its site out for ever."""
-    limit = max((float(part.meta.get("deadline") or 0) for part in parts), default=0.0)
-    timer = threading.Timer(limit, os._exit, (1,))
-    timer.daemon = True
-    if limit > 0:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def in_time(work: Callable[[], list[Part]], seconds: float) -> list[Part]:
+    """What `work` gives, or a CoterieError when it takes longer than that (0: as long as it likes).
+
+    A node takes no message while one is being answered, so an app that hangs would keep its site out for ever. When
+    its answer comes, Flower ends the process, and the thread that still works with it.
+    """
+    from coterie.errors import CoterieError
+
+    done: list[list[Part]] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as reason:
+            failed.append(reason)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds or None)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise CoterieError(f"the site did not answer within {seconds:g} s.")
+    return done[0]
 
 
 @app.query()  # type: ignore[untyped-decorator, unused-ignore]
@@ -66,8 +76,8 @@ def answer(message: Message, context: Context) -> Message:
 
     parts = parts_of(message.content)
     try:
-        with in_time(parts):
-            answers = site_of(context.node_config).answer(parts)
+        limit = max((float(part.meta.get("deadline") or 0) for part in parts), default=0.0)
+        answers = in_time(lambda: site_of(context.node_config).answer(parts), limit)
     except CoterieError as reason:
         name = str(context.node_config.get("name", ""))
         answers = [wire.answer(part.meta, name, error=str(reason), cause="refused") for part in parts]

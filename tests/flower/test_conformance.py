@@ -10,6 +10,7 @@ import torch
 from coterie import checkpoint, registry
 from coterie.flower.loopback import Loopback
 
+pytestmark = pytest.mark.flower  # needs no processes, but minutes: `make test-flower` runs it
 METHODS = sorted(registry.methods())
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # both engines compute in float64; sums differ in their order at most
 NORMED = "sensor:width=2,hidden=4,norm=batch"

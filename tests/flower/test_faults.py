@@ -53,7 +53,7 @@ def ran(tmp_path_factory):
     job = toy.job(toy.federation(), "fedavg", precision="float32", rounds=ROUNDS, evaluate_every=100)
     home, run = place / "link", place / "run"
     home.mkdir()
-    policy = Policy(sites=4, minimum=3, deadline=45, wait=240, poll=0.1)
+    policy = Policy(sites=4, minimum=3, deadline=90, wait=240, poll=0.1)
     plan = Plan((job,), policy, Limits(strikes=4), nodes=str(home / NODES)).placed(run)
     plan.write(run / "plan.json")
     root = HERE.parents[2]
@@ -78,7 +78,7 @@ def ran(tmp_path_factory):
     with link:
         for thread in [*threads, served]:
             thread.start()
-        end = time.monotonic() + 900
+        end = time.monotonic() + 1200
         while served.is_alive() and time.monotonic() < end:
             time.sleep(0.2)
             rounds = len(Folder(run).rounds()) if (run / "metrics.jsonl").exists() else 0

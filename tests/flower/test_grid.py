@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import sites as toy
@@ -18,6 +20,7 @@ from coterie.flower.message import Encoder, parts_of
 from coterie.flower.plan import Plan
 from coterie.flower.rounds import serve
 from coterie.flower.server import GridTransport
+from coterie.flower.site import Site
 from coterie.flower.wire import Failure, Part
 
 
@@ -113,6 +116,21 @@ def test_errors_of_flower_are_causes(configs):
     assert "turin" not in found
     first = line.ask({name: [part] for name in ("turin", "berlin")}, 30, lambda got: got == {"berlin"})
     assert list(first) == ["berlin"]  # enough, so the node that hangs is not waited for
+
+
+def test_a_site_that_hangs_gives_up_when_the_server_has(configs, monkeypatch):
+    """Otherwise its node could not take the next message."""
+    monkeypatch.setattr(Site, "answer", lambda self, parts: time.sleep(30))
+    line = GridTransport(Grid(configs), poll=0.01)
+    part = Part({"protocol": 1, "kind": "round", "deadline": 0.2})
+    nodes = {config["name"]: node for node, config in configs.items()}
+    line._names = {node: name for name, node in nodes.items()}
+    began = time.monotonic()
+    found = line.ask({"berlin": [part]}, 20, lambda got: False)
+    assert found["berlin"][0].meta["error"] == "the site did not answer within 0.2 s."
+    assert time.monotonic() - began < 10
+    with pytest.raises(ZeroDivisionError):
+        client.in_time(lambda: [1 // 0], 5)
 
 
 def test_a_second_node_of_one_name_is_left_alone(configs):
