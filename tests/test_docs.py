@@ -35,7 +35,7 @@ FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE |
 REASON = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 LANGUAGES = ("python", "console", "toml", "text")
-NOT_RUN = 22
+NOT_RUN = 23
 """How many blocks have a reason not to run; whoever adds one raises it on purpose."""
 COMMANDS = typer.main.get_command(app).commands
 
