@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live as Refreshed
 
 import coterie
-from coterie import presets, registry, runs
+from coterie import presets, registry, runs, saved
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
 from coterie.folder import Folder, environment, inside
@@ -30,7 +30,6 @@ from coterie.report.table import newcomers as newcomers_table
 from coterie.result import Result
 
 DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
-EXPERIMENT = "experiment.json"
 
 app = typer.Typer(
     help="Personalized federated learning: compare methods honestly, then deploy the one that fits.",
@@ -68,7 +67,7 @@ ChurnOption = Annotated[
     typer.Option("--churn", help="Clients come and go: random:rate=0.1, or a csv with client,arrives,leaves."),
 ]
 UnseenOption = Annotated[int | None, typer.Option("--unseen", help="Further clients kept out of training.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="mlp, cnn, ...; with options: mlp:hidden=64,32")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="mlp, cnn, ... or file.py:Net; options: mlp:hidden=8")]
 HeadOption = Annotated[str | None, typer.Option("--head", help="The layer that makes the scores.")]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 SetOption = Annotated[
@@ -306,6 +305,53 @@ def textbook_command(
         console.print(f"picture: {path}")
 
 
+@app.command("personalize")
+def personalize_command(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    data: Annotated[str, typer.Option("--data", help="The newcomer's samples, e.g. an .npz file with x and y.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the model goes; a json is written beside it.")],
+    client: Annotated[str | None, typer.Option("--client", help="Which client, if the file holds several.")] = None,
+    adapt: Annotated[str, typer.Option("--adapt", help="auto, yes or no: local training after the method's rule.")]
+    = "auto",
+    future: Annotated[int | None, typer.Option("--future", help="Further samples the interval is for.")] = None,
+    model: ModelOption = None,
+    seed: Annotated[int, typer.Option("--seed", help="Names the folds.")] = 0,
+    report: Annotated[str, typer.Option("--report", help="text, or json for machines.")] = "text",
+) -> None:
+    """Give a client that took no part in training its model, and say how good it will be."""
+    from coterie import newcomers
+
+    opened = _opened(run, model)
+    print(newcomers.hand_out(opened, data, out, client, adapt, future, seed, report))
+
+
+@app.command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a model.safetensors that coterie wrote.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")],
+    client: Annotated[str | None, typer.Option("--client", help="The model this client of the run uses.")] = None,
+    model: Annotated[int | None, typer.Option("--model", help="The server's model of this number, from 0.")] = None,
+    adapted: Annotated[bool, typer.Option("--adapted", help="The client's model after local training.")] = False,
+    form: Annotated[
+        str | None, typer.Option("--format", help="safetensors, torchscript, torch-export or onnx; else by the ending.")
+    ] = None,
+    net: Annotated[
+        str | None, typer.Option("--net", help="How the model is spelled, where the run or file does not know it.")
+    ] = None,
+) -> None:
+    """Write a model for other programs, and check that the file gives the same outputs."""
+    from coterie import export
+
+    form = export.format_of(out, form)
+    if run.is_dir():
+        piece = export.of_run(_opened(run, net), client, model, adapted)
+    elif client is not None or model is not None or adapted:
+        raise CoterieError(f"{run} holds one model; --client, --model and --adapted choose one of a run folder.")
+    else:
+        piece = export.read_model(run, net)
+    print(export.hand_out(piece, out, form))
+
+
 @app.command("keys")
 def keys_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the folders of CA, server and clients lie.")],
@@ -440,7 +486,10 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool, log
     factory = experiment.factory(federation)
     training = {f.name: getattr(experiment.training, f.name) for f in fields(experiment.training)}
     if not resume:
-        runs.check(chosen, factory, federation, head=experiment.head, **training)
+        reason = runs.check(chosen, factory, federation, head=experiment.head, **training)
+        if reason:
+            console.print(f"{reason}. Clients are trained one after another: the same results, slower.", markup=False,
+                          highlight=False, soft_wrap=True)
         _write_experiment(folder, experiment, single)
     count = 1 if single else len(runs.with_baselines(chosen)) * experiment.seeds
     with ExitStack() as open_ones, Live(count) as live:
@@ -475,27 +524,29 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool, log
 
 
 def _write_experiment(folder: Path, experiment: Experiment, single: bool) -> None:
-    if (folder / EXPERIMENT).exists():
+    if (folder / saved.EXPERIMENT).exists():
         raise CoterieError(f"{folder} already holds a run; `coterie resume {folder}` goes on, or choose another --out.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        record = {"single": single, "experiment": experiment.record(), "command": ["coterie", *sys.argv[1:]]}
-        (folder / EXPERIMENT).write_text(json.dumps({**record, "environment": environment()}, indent=2) + "\n")
+        record = {"single": single, "experiment": experiment.record(), "command": ["coterie", *sys.argv[1:]],
+                  **saved.keep_model_file(experiment, folder)}
+        (folder / saved.EXPERIMENT).write_text(json.dumps({**record, "environment": environment()}, indent=2) + "\n")
     except OSError as reason:
         raise CoterieError(f"the run folder {folder} cannot be written: {reason.strerror}.") from reason
 
 
 def _saved(folder: Path) -> tuple[Experiment, bool]:
-    path = folder / EXPERIMENT
-    if not path.is_file():
-        raise CoterieError(f"{folder} is not a run folder: it has no {EXPERIMENT}.")
-    try:
-        record = json.loads(path.read_text())
-        return Experiment.of(record["experiment"], str(path)), bool(record["single"])
-    except CoterieError:
-        raise
-    except (ValueError, LookupError, TypeError, RecursionError) as reason:
-        raise CoterieError(f"{path} is damaged: {reason}.") from reason
+    experiment, single, note = saved.read_experiment(folder)
+    if note:
+        print(f"coterie: {note}", file=sys.stderr)
+    return experiment, single
+
+
+def _opened(run: Path, model: str | None) -> saved.Saved:
+    opened = saved.Saved.open(run, model)
+    if opened.note:
+        print(f"coterie: {opened.note}", file=sys.stderr)
+    return opened
 
 
 def _fresh_folder(name: str) -> Path:

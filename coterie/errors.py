@@ -10,6 +10,10 @@ class CoterieError(ValueError):
     """Bad input. The message says what was given, what was expected and what to do; the command line exits with 2."""
 
 
+class NoLabels(CoterieError):  # noqa: N818 (named for what it says)
+    """Samples without labels, and nothing else wrong with them: a newcomer may be served all the same."""
+
+
 def unknown(kind: str, given: str, known: Iterable[str]) -> CoterieError:
     """The error for a name that does not exist: it suggests the nearest one that does, else lists them all."""
     names = sorted(known)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from coterie import churn, models, registry
+from coterie import churn, files, models, registry
 from coterie.config import Training, build, options, split_options
 from coterie.data import Federation, Source, load, natural, partition, published, spelled
 from coterie.errors import CoterieError, unknown
@@ -43,7 +43,7 @@ class Experiment:
     data_seed: int = 0
     """Seed of partition and splits; it stays the same for all seeds of a comparison."""
     model: str = "mlp"
-    """`name:option=value,...`: linear, mlp, cnn, resnet18, textcnn, fasttext or sensor."""
+    """`name:option=value,...`: linear, mlp, cnn, resnet18, textcnn, fasttext, sensor, or `file.py:Net:option=value`."""
     head: str | None = None
     """The layer that makes the scores, when it is not the last linear one."""
     methods: tuple[str, ...] = ()
@@ -92,7 +92,9 @@ class Experiment:
         if data != "digits" and data not in published.SETS and beside.exists():
             made = replace(made, data=f"{beside}{made.data.removeprefix(data)}")
         listed = path.parent / made.churn
-        return replace(made, churn=str(listed)) if made.churn.endswith(".csv") and listed.exists() else made
+        made = replace(made, churn=str(listed)) if made.churn.endswith(".csv") and listed.exists() else made
+        near = files.IN_FILE.match(str(path.parent / made.model))
+        return replace(made, model=near[0]) if near is not None and Path(near[1]).exists() else made
 
     def record(self) -> dict[str, Any]:
         """As plain values that `of` reads back, paths as seen from anywhere."""
@@ -101,7 +103,10 @@ class Experiment:
         whole = f"{Path(data).resolve()}{self.data.removeprefix(data)}" if local else self.data
         place = str(Path(self.data_dir).resolve()) if self.data_dir else ""
         when = str(Path(self.churn).resolve()) if self.churn.endswith(".csv") else self.churn
-        return {**asdict(self), "methods": list(self.methods), "data": whole, "data_dir": place, "churn": when}
+        return {
+            **asdict(self), "methods": list(self.methods), "data": whole, "data_dir": place, "churn": when,
+            "model": files.resolved(self.model),
+        }
 
     def federation(self) -> Federation:
         """Load, deal and split the data; with churn, say who is there when."""
@@ -133,8 +138,7 @@ class Experiment:
     def factory(self, federation: Federation) -> Callable[[], nn.Module]:
         """The model for this federation's samples."""
         name, given = parse_options(self.model)
-        outputs = federation.classes or (1 if federation.y.ndim == 1 else federation.y.shape[1])
-        return models.model(name, tuple(federation.x.shape[1:]), outputs, **given)
+        return models.model(name, tuple(federation.x.shape[1:]), federation.outputs, **given)
 
     def chosen(self) -> list[Method]:
         return [registry.method(spec) for spec in self.methods]
@@ -170,8 +174,12 @@ def _over(base: dict[str, Any], values: Any) -> dict[str, Any]:
 
 
 def parse_options(text: str) -> tuple[str, dict[str, Any]]:
-    """`name:key=value,key=value` -> name and values as numbers where they look like numbers."""
-    name, _, rest = text.partition(":")
+    """`name:key=value,key=value` -> name and values as numbers where they look like numbers.
+
+    The name of something in a file holds a colon itself: `file.py:Name:key=value`.
+    """
+    file = files.IN_FILE.match(text)
+    name, _, rest = text.partition(":") if file is None else (f"{file[1]}:{file[2]}", ":", file[3] or "")
     found = split_options(rest, text)
     return name, {key: _plain(value) for key, value in found.items()}
 

@@ -151,6 +151,25 @@ class Method:
         """Numbers worth recording each round (before `merge`), e.g. an objective or a cluster's size."""
         return {}
 
+    def fallback(self, server: Any, init: Init, report: Mapping[str, Any]) -> Tensor:
+        """The row `[D]` of a newcomer that brings no labels, so that nothing can be chosen or trained for it.
+
+        It is the shared model; of several the one that most clients use, by their clusters or by the numbers of the
+        last round's `report`; of a table of clients' models the mean; the initial row where nothing is shared.
+        """
+        held: dict[str, Tensor] = server.tensors()
+        if "row" in held or "rows" not in held:
+            return held.get("row", init.row)
+        rows = held["rows"]  # [K, D]
+        if "cluster" in held:
+            return rows[torch.bincount(held["cluster"], minlength=len(rows)).argmax()]
+        for name, numbers in report.items():
+            if name in ("alpha", "clients"):  # of participants, not of models
+                continue
+            if isinstance(numbers, list) and len(numbers) == len(rows) and not isinstance(numbers[0], list):
+                return rows[int(torch.tensor(numbers).argmax())]
+        return rows.mean(0) if isinstance(self, Personal) else rows[0]
+
     def few(self, server: Any) -> Tensor | None:
         """The few models `[K, D]` that clients choose from or mix, where the method has such; read by the report."""
         return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -284,7 +286,7 @@ class Net:
             torch.func.vmap(gradient)(*two)
         except Exception as reason:
             self.stacked = False
-            return str(reason).strip().splitlines()[0]
+            return _where(reason)
         return None
 
     def _check(self, row: Tensor, x: Tensor, stream: Tensor) -> Tensor:
@@ -304,6 +306,8 @@ class Net:
                     out = functional_call(module, dict(tensors), (x,), options)
             else:
                 out = functional_call(module, dict(tensors), (x,), options)
+        if not isinstance(out, Tensor):
+            out = getattr(out, "logits", out)  # as the models of transformers answer
         if not isinstance(out, Tensor):
             raise CoterieError(f"the model returned {type(out).__name__}; its forward must return one tensor.")
         return out.to(torch.float32) if self.low_precision else out
@@ -326,6 +330,18 @@ class Net:
 def default_objective(net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
     """The task's mean loss."""
     return net.loss(row, batch)
+
+
+def _where(reason: Exception) -> str:
+    """What `vmap` says, its first sentence, and the last line of the model's own code that led there."""
+    said = str(reason).strip().splitlines()[0].split(". ")[0].removeprefix("vmap: ").rstrip(".")
+    library, own = Path(torch.__file__).parent, Path(__file__).parent
+    for frame in reversed(traceback.extract_tb(reason.__traceback__)):
+        path = Path(frame.filename)
+        if library in path.parents or path == Path(__file__) or own / "engine" in path.parents:
+            continue
+        return f"{said}, in {path.name} line {frame.lineno}: {frame.line}"
+    return said
 
 
 def _generator(device: torch.device) -> Tensor:

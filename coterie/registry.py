@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -16,6 +14,7 @@ from typing import Any, TypeVar
 
 import coterie.aggregators
 import coterie.methods
+from coterie import files
 from coterie.aggregators.aggregator import Aggregator
 from coterie.aggregators.mean import Mean
 from coterie.config import build, convert, options
@@ -56,7 +55,7 @@ def method(spec: str, **values: Any) -> Method:
     class in a file. Further values override options.
     """
     text, plugged = _unplug(spec)
-    file = re.match(r"^(.+\.py):(\w+)(?::(.*))?$", text)
+    file = files.IN_FILE.match(text)
     if file:
         cls, rest = _from_file(Path(file[1]), file[2]), file[3] or ""
     else:
@@ -132,20 +131,7 @@ def _value(cls: type[V], rest: str, kind: str, presets: tuple[str, ...], values:
 
 
 def _from_file(path: Path, name: str) -> type[Method]:
-    if not path.is_file():
-        raise CoterieError(f"there is no file '{path}' to take the method {name} from.")
-    module_name = f"coterie_file_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as reason:
-        raise CoterieError(f"'{path}' cannot be imported: {type(reason).__name__}: {reason}") from reason
-    module.__dict__["__coterie_file__"] = str(path.resolve())
-    classes = {cls.__name__: cls for cls in _defined(module, Method).values()}
+    classes = {cls.__name__: cls for cls in _defined(files.module(path, f"the method {name}"), Method).values()}
     if name not in classes:
         raise unknown(f"method in {path}", name, classes)
     return classes[name]

@@ -121,16 +121,19 @@ def _side_by_side(
 def check(
     methods: Sequence[Method], model: ModelLike, federation: Federation, *, head: str | None = None,
     loss: PerSample | None = None, **training: Any,
-) -> None:
+) -> str:
     """Raise before anything is trained or written if one of the methods cannot run; the first is built whole.
 
-    So are those with privacy, which depends on what they upload.
+    So are those with privacy, which depends on what they upload. Returns why the model cannot be stacked, if so.
     """
+    reason = ""
     for number, one in enumerate(methods):
         if number == 0 or one.aggregator.private:
-            Simulation(one, model, federation, build(Training, training, "training"), head, loss)
+            built = Simulation(one, model, federation, build(Training, training, "training"), head, loss)
+            reason = reason or built.choices.get("reason", "")
         else:
             server.check(one, federation.arrived(0), Simulation.layout_of(one, model, head))
+    return reason
 
 
 def with_baselines(methods: Sequence[Method]) -> list[Method]:
@@ -261,6 +264,10 @@ def _config(method: Method, simulation: Simulation, head: str | None) -> dict[st
         "federation": simulation.federation.recipe, "clients": list(simulation.federation.names),
         "population": simulation.population, "columns": simulation.layout.size, "head": head,
         "choices": simulation.choices, **churn,
+        "samples": {
+            "shape": list(simulation.federation.x.shape[1:]), "classes": simulation.federation.classes,
+            "outputs": simulation.federation.outputs,
+        },
     }
 
 

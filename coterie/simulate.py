@@ -205,7 +205,8 @@ class Simulation(Clients):
 
         `choice [M]` is the model nearest to the row that a client uses (the row itself where it picks one), `test
         [M, K]` the accuracy, or the loss, of every model on every client's test data, `apart [K, K]` the distances
-        between the models' parameters and `moved [K]` how far each went from its start. None for other methods.
+        between the models' parameters and `moved [K]` how far each went from its start. M counts the clients that have
+        arrived. None for other methods.
         """
         rows = self.method.few(self.server)
         if rows is None:
@@ -214,7 +215,7 @@ class Simulation(Clients):
         metric = "accuracy" if self.federation.classes else "loss"
         choice: list[int] = []
         test: list[list[float]] = []
-        for ids in self._waves(self.federation.seen):
+        for ids in self._waves(np.arange(self.arrived)):
             row, cohort = self._deployed(ids, self.server)
             mine = self.layout.cut(row, "parameters")
             away = torch.stack([torch.linalg.vector_norm(mine - point, dim=1) for point in points], 1)  # [C, K]

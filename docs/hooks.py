@@ -12,7 +12,6 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 
 import coterie
 from coterie.data import digits, partition
@@ -22,12 +21,11 @@ from coterie.report import catalogue
 from coterie.report.table import markdown_table
 
 ROOT = Path(__file__).parents[1]
-COMING = ("data.md", "models.md", "advise.md", "report.md", "presets.md", "newcomers.md")
 FROM_THE_ROOT = {"contributing.md": "CONTRIBUTING.md", "changes.md": "CHANGELOG.md"}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fills the nav's `Methods` and `Aggregators`, and leaves out pages that are not written yet."""
+    """Fills the nav's `Methods` and `Aggregators`."""
     for section in config.nav:
         for title, entries in section.items():
             if title == "Methods":
@@ -35,9 +33,6 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
                             for family, group in catalogue.families().items()]
                 plugs = [{cls.name: f"aggregators/{cls.name}.md"} for cls in catalogue.plugs()]
                 entries.append({"Aggregators": [{"All": "aggregators.md"}, *plugs]})
-            elif isinstance(entries, list):
-                entries[:] = [one for one in entries if (path := next(iter(one.values()))) not in COMING
-                              or Path(config.docs_dir, path).exists()]
     return config
 
 
@@ -54,12 +49,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def moved(text: str) -> str:
     """A page of the project's root as a page of the site: its links leave out the folder."""
     return re.sub(r"\]\(docs/", "](", text)
-
-
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Takes the links off that lead to pages which are not written yet."""
-    return re.sub(r"\[([^\]]+)\]\((\w+\.md)\)", lambda link: link[0] if files.get_file_from_path(link[2])
-                  or link[2] not in COMING else link[1], markdown)
 
 
 @functools.cache

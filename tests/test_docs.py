@@ -35,10 +35,9 @@ FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE |
 REASON = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 LANGUAGES = ("python", "console", "toml", "text")
-NOT_RUN = 22
+NOT_RUN = 23
 """How many blocks have a reason not to run; whoever adds one raises it on purpose."""
 COMMANDS = typer.main.get_command(app).commands
-COMING = {"data.md", "models.md", "advise.md", "report.md", "presets.md", "newcomers.md"} - {p.name for p in PAGES}
 
 
 @dataclass
@@ -80,12 +79,6 @@ def shortened(words):
     return [*shlex.split(kept), "--rounds", "1", *(["--seeds", "1"] if words[0] != "run" else [])]
 
 
-def coming(words):
-    """Whether a command is one that the guides name before its branch is merged."""
-    known = words[0] in COMMANDS and ("personalize" in COMMANDS or not any(word.endswith(".py:Net") for word in words))
-    return not known and words[0] in {"run", "report", "watch", "advise", "personalize", "export", "presets"}
-
-
 class Reader:
     """Someone who does what a page says, in a folder of their own."""
 
@@ -125,8 +118,6 @@ class Reader:
                 self.type(words[1:], block)
 
     def type(self, words, block):
-        if coming(words):
-            return
         done = CliRunner().invoke(app, shortened(words))
         assert done.exit_code == 0, f"{block.where}: coterie {shlex.join(words)}: {done.exception}\n{done.output}"
 
@@ -169,7 +160,7 @@ def test_few_blocks_do_not_run_and_their_commands_are_understood():
     assert len(left_out) == NOT_RUN, [block.where for block in left_out]
     for block in left_out:
         for words in commands(block.text) if block.language == "console" else ():
-            if words[0] == "coterie" and not coming(words[1:]):
+            if words[0] == "coterie":
                 understood(words[1:])
             elif words[0] == "make":
                 assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
@@ -204,8 +195,6 @@ def test_links_lead_somewhere(page):
             continue
         path, _, anchor = target.partition("#")
         found = (page if not path else page.parent / path).resolve()
-        if path in COMING:
-            continue
         assert found.exists(), f"{page.name} links to {target}"
         assert inside not in page.parents or inside in found.parents, f"{page.name}: {target} is not in the site"
         assert not anchor or anchor in anchors(found), f"{page.name} links to {target}; there is {anchors(found)}"

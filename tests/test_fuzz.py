@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import coterie
-from coterie import checkpoint, churn, cli, models, presets, registry
+from coterie import checkpoint, churn, cli, models, presets, registry, saved
 from coterie.config import Training, build
 from coterie.data import PARTITIONS, Federation, partition
 from coterie.errors import CoterieError
@@ -222,7 +222,7 @@ def finished(tmp_path_factory):
     options = {"rounds": 2, "evaluate_every": 1, "device": "cpu", "engine": "loop"}
     result = coterie.run("fedper", lambda: nn.Linear(3, 2), federation, folder=place / "run", **options)
     experiment = {"single": True, "experiment": Experiment(methods=("fedper",)).record(), "command": ["coterie"]}
-    (place / "run" / cli.EXPERIMENT).write_text(json.dumps(experiment))
+    (place / "run" / saved.EXPERIMENT).write_text(json.dumps(experiment))
     files = {path.name: path.read_bytes() for path in (place / "run").iterdir()}
     return SimpleNamespace(place=place, simulation=result.simulation, files=files)
 
@@ -269,7 +269,7 @@ def test_the_header_of_a_checkpoint(finished, data):
 @fuzz(100)
 @given(data=st.data())
 def test_files_of_a_run_folder(finished, tmp_path, data):
-    name = data.draw(st.sampled_from(["config.json", "metrics.jsonl", "clients.csv", "result.json", cli.EXPERIMENT]))
+    name = data.draw(st.sampled_from(["config.json", "metrics.jsonl", "clients.csv", "result.json", saved.EXPERIMENT]))
     content = finished.files[name]
     if name.endswith(".json") and data.draw(st.booleans()):
         content = json.dumps(data.draw(edited(json.loads(content)))).encode()

@@ -119,7 +119,7 @@ class Federation:
         if given is not None and len(given) != len(x):  # type: ignore[arg-type]
             raise CoterieError(f"x has {len(x)} samples but {len(given)} are given a split")  # type: ignore[arg-type]
         parts = [
-            _split(np.asarray(indices, dtype=np.int64), val, test, generator(seed, "split", i), given)
+            deal(np.asarray(indices, dtype=np.int64), val, test, generator(seed, "split", i), given)
             for i, indices in enumerate(assignment)
         ]
         split: dict[str, Any] = {"val": val, "test": test, "unseen": unseen, "seed": seed}
@@ -198,6 +198,11 @@ class Federation:
     def population(self) -> int:
         """How many clients take part in training."""
         return self.trained
+
+    @property
+    def outputs(self) -> int:
+        """Numbers a model gives for a sample: the classes, or the targets."""
+        return self.classes or (1 if self.y.ndim == 1 else int(self.y.shape[1]))
 
     @property
     def seen(self) -> Ints:
@@ -349,7 +354,7 @@ def _require_share(what: str, share: float) -> None:
         raise CoterieError(f"{what} must be a share from 0 up to but not including 1, got {share}")
 
 
-def _split(
+def deal(
     indices: Ints, val: float, test: float, rng: np.random.Generator, given: NDArray[np.integer[Any]] | None = None
 ) -> list[Ints]:
     """One client's indices shuffled and cut into train, val and test; training is never left empty.
@@ -360,7 +365,7 @@ def _split(
         train, validate, held = (indices[given[indices] == k] for k in range(len(SPLITS)))
         if len(validate):
             return [train, validate, held]
-        return [*_split(train, val, 0, rng)[:2], held]
+        return [*deal(train, val, 0, rng)[:2], held]
     shuffled = rng.permutation(indices)
     n_test = _held_out(len(shuffled), test)
     n_val = _held_out(len(shuffled) - n_test, val)

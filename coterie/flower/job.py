@@ -61,6 +61,11 @@ class Job:
                 f"the method {self.method} lies in a file, which is not sent to sites; put it into coterie/methods on "
                 "the server and at every site and give its name."
             )
+        if ".py:" in self.model:
+            raise CoterieError(
+                f"the model {self.model} lies in a file, which is not sent to sites; put it into coterie/models on the "
+                "server and at every site and give its name."
+            )
         for name in ("dropouts", "stragglers"):
             if getattr(self.training, name):
                 raise CoterieError(f"{name} are played by the simulation only; real sites fail by themselves: use 0.")
@@ -80,8 +85,8 @@ class Job:
     @classmethod
     def for_data(cls, federation: Federation, **values: Any) -> Job:
         """A job for sites whose samples look like this federation's."""
-        outputs = federation.classes or (1 if federation.y.ndim == 1 else federation.y.shape[1])
-        return cls(shape=tuple(federation.x.shape[1:]), classes=federation.classes, outputs=outputs, **values)
+        shape = tuple(federation.x.shape[1:])
+        return cls(shape=shape, classes=federation.classes, outputs=federation.outputs, **values)
 
     def values(self) -> dict[str, Any]:
         return {**asdict(self), "shape": list(self.shape)}

@@ -27,6 +27,7 @@ from coterie.clients import Clients, introduce, local, score_rows
 from coterie.cohort import Cohort
 from coterie.data import Federation, load
 from coterie.errors import CoterieError
+from coterie.export import write_model
 from coterie.flower import wire
 from coterie.flower.job import Job, checked_name
 from coterie.flower.wire import Part
@@ -298,12 +299,6 @@ class _Desk:
     def _write_model(self, row: Tensor, scores: Mapping[str, Any], t: int, newcomer: bool) -> None:
         facts = {
             "method": self.job.method, "model": self.job.model, "experiment": self.job.experiment,
-            "site": self.site.name, "round": t, "newcomer": newcomer, "scores": scores,
-            "layout": {
-                "digest": self.clients.layout.digest, "columns": self.clients.layout.size,
-                "tensors": {entry.name: list(entry.shape) for entry in self.clients.layout.entries},
-            },
-            "job": self.job.values(),
+            "site": self.site.name, "round": t, "newcomer": newcomer, "scores": scores, "job": self.job.values(),
         }
-        checkpoint.save(self.folder / "model.safetensors", self.clients.layout.views(row), facts)
-        write_text(self.folder / "model.json", json.dumps(facts, indent=2) + "\n")
+        write_model(self.folder / "model.safetensors", self.clients.layout, row, facts)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.algebra import mmd
-from coterie.cohort import Cohort
+from coterie.cohort import Cohort, Init
 from coterie.heads import with_head
 from coterie.methods.fedper import FedPer
 from coterie.net import Batch, Given, Net, Row
@@ -48,6 +50,13 @@ class FedCP(FedPer):
         head = layout.cut(cohort.assemble({f"~{self.personal}": payload.row}), "head")
         weights = layout.within("head")[0].size  # without a bias of its own, p_i = h gives h(z) whatever the gate
         return Model(torch.cat([head[:, :weights], torch.zeros_like(head[:, weights:])], 1))
+
+    def fallback(self, server: Model, init: Init, report: Mapping[str, Any]) -> Tensor:
+        """p_i = h without h's bias, which gives h(z) whatever the gate."""
+        row, layout = super().fallback(server, init, report), init.layout
+        weight, head = layout.within("head")[0], layout.cut(row, "head")
+        row = layout.put(row, "personal", torch.cat([head[: weight.size], torch.zeros_like(head[weight.size :])]))
+        return layout.put(row, "context", F.normalize(head[: weight.size].view(weight.shape).sum(0), dim=0))
 
     def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
         layout, start = cohort.layout, self.deploy(cohort, payload, mine)

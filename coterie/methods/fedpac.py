@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,6 +129,11 @@ class FedPAC(Method):
 
     def deploy(self, cohort: Cohort, payload: Sent, mine: Record) -> Tensor:
         return cohort.assemble({"~head": payload.body, "head": payload.head})
+
+    def fallback(self, server: Server, init: Init, report: Mapping[str, Any]) -> Tensor:
+        """The shared body under the mean of the heads that clients have uploaded."""
+        head = server.uploaded[server.met].mean(0) if server.met.any() else server.head[0]
+        return init.layout.put(init.layout.put(init.row, "~head", server.body), "head", head)
 
 
 def moments(net: Net, row: Tensor, batch: Batch, given: Given) -> dict[str, Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -54,6 +56,10 @@ class FedPer(Method):
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:
         return self.whole(cohort, payload, mine.row)
+
+    def fallback(self, server: Model, init: Init, report: Mapping[str, Any]) -> Tensor:
+        """The shared part under the initial head."""
+        return init.layout.put(init.row, f"~{self.personal}", server.row)
 
     def whole(self, cohort: Cohort, payload: Model, head: Tensor) -> Tensor:
         """Body `[C, d]` and head -> rows `[C, D]`."""

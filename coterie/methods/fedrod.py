@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,7 +14,7 @@ from coterie.heads import require_scores, with_head
 from coterie.methods.fedper import FedPer
 from coterie.net import Batch, Given, Net, Row
 from coterie.objectives import scores
-from coterie.records import Record
+from coterie.records import Model, Record
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class FedROD(FedPer):
 
     def fit(self, cohort: Cohort, rows: Tensor) -> Tensor:
         return cohort.layout.put(rows, self.personal, rows.new_zeros(()))  # the generic head alone
+
+    def fallback(self, server: Model, init: Init, report: Mapping[str, Any]) -> Tensor:
+        row = super().fallback(server, init, report)
+        return init.layout.put(row, self.personal, row.new_zeros(()))
 
     def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
         logs = self.gamma * cohort.histogram.to(rows.dtype).clamp(min=1e-30).log()  # [C, classes]

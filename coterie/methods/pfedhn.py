@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -139,6 +141,10 @@ class PFedHN(FedPer):
         moved = server.row + self.aggregate(up.update, up.share, up.layout.only(f"~{self.personal}"))
         row = moved.index_copy(0, server.columns, server.row[server.columns])  # buffers alone are averaged
         return Hyper(psi, e, row, server.columns, psi_velocity, e_velocity)
+
+    def fallback(self, server: Hyper, init: Init, report: Mapping[str, Any]) -> Tensor:  # type: ignore[override]
+        """What H writes for the clients' mean embedding; the initial one elsewhere."""
+        return init.layout.put(init.row, f"~{self.personal}", self.rows(server, server.e.mean(0, keepdim=True))[0])
 
     def step(self, value: Tensor, slope: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """SGD on the server: the new value and its velocity."""

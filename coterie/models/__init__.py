@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from coterie import files
 from coterie.errors import CoterieError, unknown
 from coterie.models.cnn import CNN
 from coterie.models.linear import Linear
@@ -29,18 +31,16 @@ MODELS: dict[str, type[nn.Module]] = {
 def model(name: str, shape: Sequence[int], outputs: int, **options: Any) -> Callable[[], nn.Module]:
     """A factory for the model called `name`, for samples of `shape` (without the batch).
 
-    Each call of the factory draws fresh weights from torch's global generator.
+    `name` is one of MODELS, or `file.py:Net` for a class in a file (or a function that returns a module). Each call of
+    the factory draws fresh weights from torch's global generator.
     """
+    if file := files.IN_FILE.match(name):
+        return _from_file(Path(file[1]), file[2], tuple(shape), outputs, options)
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     chosen = MODELS[name]
     parameters = list(inspect.signature(chosen).parameters)
-    known = [p for p in parameters if p not in ("inputs", "shape", "outputs")]
-    for option in options:
-        if option not in known:
-            if not known:
-                raise CoterieError(f"model '{name}' has no options, got '{option}'")
-            raise unknown(f"option of model '{name}'", option, known)
+    _check_options(name, options, [p for p in parameters if p not in ("inputs", "shape", "outputs")])
     size = tuple(shape) if "shape" in parameters else prod(shape)
 
     def build() -> nn.Module:
@@ -56,4 +56,47 @@ def model(name: str, shape: Sequence[int], outputs: int, **options: Any) -> Call
         given = ", ".join(f"{key}={value}" for key, value in options.items())
         why = str(reason).strip().partition("\n")[0]
         raise CoterieError(f"model '{name}' cannot be built for samples {list(shape)} with {given}: {why}") from reason
+    return build
+
+
+def _check_options(name: str, options: dict[str, Any], known: list[str]) -> None:
+    for option in options:
+        if option not in known:
+            if not known:
+                raise CoterieError(f"model '{name}' has no options, got '{option}'")
+            raise unknown(f"option of model '{name}'", option, known)
+
+
+def _from_file(
+    path: Path, name: str, shape: tuple[int, ...], outputs: int, options: dict[str, Any]
+) -> Callable[[], nn.Module]:
+    """The factory of a user's class or function, which is told of the data what its signature asks for."""
+    held = vars(files.module(path, f"the model {name}"))
+    ours = [n for n, v in held.items() if callable(v) and getattr(v, "__module__", "") == held["__name__"]]
+    chosen = held.get(name)
+    if chosen is None:
+        raise unknown(f"model in {path}", name, ours)
+    if not callable(chosen) or isinstance(chosen, nn.Module):
+        raise CoterieError(f"{name} in {path} is a {type(chosen).__name__}; a class or a function is needed.")
+    told = {"shape": shape, "inputs": prod(shape), "outputs": outputs, "classes": outputs, "num_classes": outputs}
+    parameters = inspect.signature(chosen).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        _check_options(f"{path.name}:{name}", options, [p for p in parameters if p not in told])
+    given = {**{n: value for n, value in told.items() if n in parameters}, **options}
+
+    def build() -> nn.Module:
+        made = chosen(**given)
+        if not isinstance(made, nn.Module):
+            raise CoterieError(f"{path.name}:{name} gives a {type(made).__name__}; an nn.Module was expected.")
+        return made
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            build()
+    except CoterieError:
+        raise
+    except Exception as reason:
+        raise CoterieError(
+            f"the model {path.name}:{name} cannot be built with {given}: {type(reason).__name__}: {reason}"
+        ) from reason
     return build

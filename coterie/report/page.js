@@ -475,7 +475,7 @@
     const grid = [];
     const order = D.clients.map((_, i) => i).filter((i) => D.clients[i].seen);
     if (f.end) order.sort((a, b) => f.end.choice[a] - f.end.choice[b] || a - b);
-    if (f.end && K > 1) grid.push(el("div", { class: "panel" }, el("h3", {}, "Which client uses which model"), el("p", { class: "sub" }, `After the last round: the square is the model a client uses; the number of clients is on the right.`), usage(f, order, K)));
+    if (f.end && K > 1) grid.push(el("div", { class: "panel" }, el("h3", {}, "Which client uses which model"), el("p", { class: "sub" }, `After the last round: the square is the model a client uses; the number of clients is on the right.`), usage(f, order.filter((i) => known(f.end.choice[i])), K)));
     if (f.mass) grid.push(el("div", { class: "panel" }, el("h3", {}, "Mass per model"), el("p", { class: "sub" }, "Each model's share of the training weight, round by round."),
       lines("Mass per model by round", f.mass.rounds, Array.from({ length: Math.max(...f.mass.share.map((l) => l.length)) }, (_, k) => ({ tint: MODEL(k), values: f.mass.share.map((l) => (known(l[k]) ? l[k] : null)) })), { range: [-0.02, 1.02], form: share })));
     if (f.rounds.length) grid.push(el("div", { class: "panel" }, el("h3", {}, "Weights w over rounds"), el("p", { class: "sub" }, "Colour: the model a client weighs most. Strength: how much more than an even share. A row is a client."), weights(f, order)));

@@ -25,7 +25,7 @@ from coterie.data.readers.pieces import (
     reason,
 )
 from coterie.engine.memory import BLOCK
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, NoLabels
 
 Part = Literal["all", "train", "test"]
 PIXELS = 3 * 32 * 32
@@ -175,7 +175,7 @@ def _idx_pairs(path: Path, part: Part, labels: str | None) -> list[tuple[Path, P
         ]
         there = [p for p in told if p.is_file()]
         if not there:
-            raise CoterieError(f"'{file}' has no labels beside it: {told[0].name} is missing.")
+            raise NoLabels(f"'{file}' has no labels beside it: {told[0].name} is missing.")
         sets[word].append(there[0])
     pairs: list[tuple[Path, Path, int | None]] = []
     for word, (images, targets) in sets.items():

@@ -15,7 +15,7 @@ from coterie.data.readers.images import Colour, Picture, Seen, decoded, look, si
 from coterie.data.readers.pieces import SPLIT_WORDS, Problems, Source, collect, names, reading
 from coterie.data.readers.tables import CLIENT, SPLIT, Roles, Rows, arrow, block_rows, encode
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
-from coterie.errors import CoterieError, unknown
+from coterie.errors import CoterieError, NoLabels, unknown
 
 LIBRARY = "Hugging Face data sets need the package datasets; install it with: pip install 'coterie[hub]'"
 
@@ -54,8 +54,8 @@ def hub(
         labels = [c for c, f in features.items() if type(f).__name__ == "ClassLabel"]
         target = labels[0] if len(labels) == 1 else None
     if target is None:
-        raise CoterieError(f"{name} has no column 'label'; say which it is: label=NAME (there are "
-                           f"{', '.join(features)}).")
+        raise NoLabels(f"{name} has no column 'label'; say which it is: label=NAME (there are "
+                       f"{', '.join(features)}).")
     if target not in features:
         raise unknown("column", target, features)
     known = list(getattr(features[target], "names", None) or []) or None

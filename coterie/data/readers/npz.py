@@ -26,7 +26,7 @@ from coterie.data.readers.pieces import (
     cut,
     reading,
 )
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, NoLabels
 
 KNOWN = ("x", "y", "client", "split")
 KIND = "an .npz file of plain arrays"
@@ -51,7 +51,8 @@ def npz(
             listed = sorted(name.removesuffix(".npy") for name in archive.namelist())
         for key in ("x", "y"):
             if key not in members:
-                raise CoterieError(f"'{path}' has no array '{key}'; it has {', '.join(listed) or 'none'}")
+                kind = NoLabels if key == "y" else CoterieError
+                raise kind(f"'{path}' has no array '{key}'; it has {', '.join(listed) or 'none'}")
         with reading(path, KIND):
             small = {name: members[name].whole() for name in KNOWN[1:] if name in members}
         x = members["x"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.engine import memory
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, NoLabels
 
 Array = NDArray[Any]
 
@@ -29,6 +29,7 @@ SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "val": VAL, "valid": VAL, "val
                "test": TEST, "testing": TEST}
 LARGEST_LABEL = 9999
 EXAMPLES = 4
+UNLABELLED, MINUS_ONE = "samples have no label", "samples have the label -1, which stands for none"
 """How many places a problem names; the others are counted."""
 
 
@@ -80,14 +81,18 @@ class Problems:
     def sentences(self) -> list[str]:
         return [found.sentence(kind, self.totals[kind.partition(" ")[0]]) for kind, found in self._found.items()]
 
+    def error(self, text: str) -> CoterieError:
+        """The error to raise; another one where labels are all that is missing."""
+        return NoLabels(text) if self._found and self._found.keys() <= {UNLABELLED, MINUS_ONE} else CoterieError(text)
+
     def settle(self, skip: bool, name: str) -> tuple[str, ...]:
         """Raise one report; with `skip` return it instead."""
         if not self._found:
             return ()
         if skip:
             return tuple(f"left out: {sentence}" for sentence in self.sentences())
-        raise CoterieError(f"{name} cannot be used as it is. {'; '.join(self.sentences())}. Mend this, or leave it out "
-                           "with skip=true.")
+        raise self.error(f"{name} cannot be used as it is. {'; '.join(self.sentences())}. Mend this, or leave it out "
+                         "with skip=true.")
 
 
 @dataclass
@@ -203,7 +208,7 @@ def collect(
                 problems.add("clients have no samples", client)
         if not found.ys:
             said = problems.sentences()
-            raise CoterieError(f"{name} holds no samples" + (f": {'; '.join(said)}." if said else "."))
+            raise problems.error(f"{name} holds no samples" + (f": {'; '.join(said)}." if said else "."))
         source = found.source(pile, name, classes, regression)
     finally:
         pile.close()
@@ -247,7 +252,7 @@ class _Found:
         if block.is_floating_point() and x.dtype != np.uint8:
             finite = torch.isfinite(block).flatten(1).all(1).numpy()
             self._strike(good, finite, piece, "samples hold NaN or infinite values")
-        self._strike(good, _labelled(y), piece, "samples have no label")
+        self._strike(good, _labelled(y), piece, UNLABELLED)
         owners = self._owners(piece, n)
         if piece.split is not None:
             self.split = True
@@ -301,7 +306,7 @@ class _Found:
                 self.problems.settle(False, name)
             rows = torch.from_numpy(np.flatnonzero(good))
             if not len(rows):
-                raise CoterieError(f"{name} holds no usable samples: {'; '.join(self.problems.sentences())}.")
+                raise self.problems.error(f"{name} holds no usable samples: {'; '.join(self.problems.sentences())}.")
             x, y, owner, split = memory.taken(x, rows), y[good], owner[good], split[good]
         client = None
         if self.named:
@@ -371,8 +376,9 @@ def encode_labels(
 ) -> tuple[Array, tuple[str, ...] | None, Array]:
     """Labels as numbers, the classes' names if they had names, and which of them are known.
 
-    Whole numbers from 0 stay as they are. Floats, and everything with `regression`, are targets. Names are numbered in
-    sorted order, or in the order of `classes`; names that are whole numbers are taken as such.
+    Whole numbers from 0 stay as they are, and -1 stands for none. Floats, and everything with `regression`, are
+    targets. Names are numbered in sorted order, or in the order of `classes`; names that are whole numbers are taken as
+    such.
     """
     numeric = all(piece.dtype.kind in "biuf" for piece in pieces)
     if len({piece.shape[1:] for piece in pieces}) > 1:
@@ -384,7 +390,9 @@ def encode_labels(
             return y.astype(np.float64 if y.dtype.itemsize >= 8 else np.float32), None, np.ones(len(y), dtype=bool)
         y = y.astype(np.int64)
         known = (y >= 0) & (y <= LARGEST_LABEL)
-        for row in np.flatnonzero(~known).tolist():
+        for owner, count in Counter(client(row) for row in np.flatnonzero(y == -1).tolist()).items():
+            problems.add(MINUS_ONE, client=owner, count=count)
+        for row in np.flatnonzero(~known & (y != -1)).tolist():
             problems.add(f"samples have a label outside 0 to {LARGEST_LABEL}", why=str(y[row]), client=client(row))
         return y, None, known
     if regression:

@@ -27,7 +27,7 @@ from coterie.data.readers.pieces import (
     reading,
 )
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer, tokenizer_of
-from coterie.errors import CoterieError, unknown
+from coterie.errors import CoterieError, NoLabels, unknown
 
 CELLS, CHARACTERS = 1 << 15, 1 << 21
 """A block of rows ends when it has so many cells, or so much text."""
@@ -239,7 +239,7 @@ class _Plan:
         self.label = _role(roles.label, "label", found)
         if self.label is None:
             listed = ", ".join(c for c in found if not c.startswith("\0"))
-            raise CoterieError(f"{name} has no column 'label'; say which it is: label=NAME (there are {listed}).")
+            raise NoLabels(f"{name} has no column 'label'; say which it is: label=NAME (there are {listed}).")
         self.client = _role(roles.client, "client", found, CLIENT)
         self.split = _role(roles.split, "split", found, SPLIT)
         self.text = _role(roles.text, "\0", found)
