@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=180.0)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--newcomers", default="some")
+    parser.add_argument("--newcomers", default="none", help="none: tables rank by the clients that train")
     options = parser.parse_args()
     for name in options.only or CASES:
         data, partition, unseen, model, settings, page = CASES[name]

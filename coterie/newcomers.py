@@ -20,6 +20,7 @@ from torch import Tensor
 from coterie import intervals, records
 from coterie.clients import Clients, introduce
 from coterie.cohort import Cohort
+from coterie.config import Training
 from coterie.data import Federation, load, spelled
 from coterie.data.federation import deal
 from coterie.data.partition import Ints, generator
@@ -36,6 +37,8 @@ FOLDS = 10
 REPLICAS = 3
 """Models a fold makes, with other orders of batches and other validation samples: one of them is counted, all of them
 show how far a model that is made again differs."""
+GENTLE = 5
+"""How many times smaller the learning rate of the adaptation is than a round's, and how many times longer it takes."""
 INNER = 5
 """Folds of the comparison that decides whether to adapt."""
 FEWEST = 5
@@ -312,10 +315,10 @@ class Desk:
             names = [f"{name}/part{first + k}" for k in range(len(some))]
             clients = self.clients(self.federation(x, y, some, names))
             rows, cohort, _ = self.arrive(clients)
-            adapted, net = cohort.train(rows), clients.engine.net
+            trained, net = adapted(cohort, rows, self.saved.training), clients.engine.net
             net.mode(training=False)
             for k, (xs, ys) in enumerate(cohort.samples("test")):
-                one, other = (_held(net, stage[k], xs, ys) for stage in (rows, adapted))
+                one, other = (_held(net, stage[k], xs, ys) for stage in (rows, trained))
                 found.append((one, other))
         return found
 
@@ -326,7 +329,7 @@ class Desk:
         rows, cohort, led = self.arrive(clients)
         spent = int(cohort.spent[0])
         facts, why = _explained(self.saved.method, self.number, rows, cohort, led)
-        row = cohort.train(rows)[0] if decided.adapt else rows[0]
+        row = adapted(cohort, rows, self.saved.training)[0] if decided.adapt else rows[0]
         if spent:
             why.append(f"The rule took {spent} local steps.")
         why.append(_why_adapted(decided, int(cohort.spent[0]) - spent, bool(self.saved.classes)))
@@ -353,6 +356,18 @@ class Desk:
             f"It gets {saved.method.name}'s fallback, which is the same for every such client.",
         )
         return Personal(row, clients, name, self.t, False, None, why, {"samples": n})
+
+
+def adapted(cohort: Cohort, rows: Tensor, training: Training) -> Tensor:
+    """`rows [C, D]` after GENTLE times the run's local work at a GENTLE-th of its learning rate, so as far in all.
+
+    Nobody averages this model with others', so its steps must not jump about: at the learning rate of a round the last
+    few batches decide what it is.
+    """
+    return cohort.train(
+        rows, lr=cohort.lr / GENTLE, epochs=GENTLE * training.epochs if training.steps is None else None,
+        steps=None if training.steps is None else GENTLE * training.steps,
+    )
 
 
 def cut(samples: Ints, folds: int, rng: np.random.Generator) -> list[Part]:

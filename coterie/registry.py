@@ -105,7 +105,8 @@ def _spelled(name: str, value: Any) -> str:
     for preset in ("", *getattr(value, "presets", ())):
         base = getattr(type(value), preset)() if preset else type(value)()
         if getattr(base, "published", "") == getattr(value, "published", ""):  # a preset's mark is no option
-            different = [f"{n}={getattr(value, n)}" for n in plain if getattr(value, n) != getattr(base, n)]
+            mine = {n: getattr(value, n) for n in plain if getattr(value, n) != getattr(base, n)}
+            different = [f"{n}={'none' if v is None else v}" for n, v in mine.items()]
             ways.append([preset, *different] if preset else different)
     items = min(ways, key=len, default=[])
     return f"{name}:{','.join(items)}" if items else name

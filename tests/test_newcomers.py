@@ -13,6 +13,7 @@ import coterie
 from coterie import checkpoint, cli, intervals, newcomers, registry
 from coterie.data import digits, partition
 from coterie.errors import CoterieError
+from coterie.export import module_of
 from coterie.models import model
 from coterie.newcomers import FOLDS, INNER, REPLICAS, Desk, drift, personalize
 from coterie.records import Models
@@ -124,6 +125,23 @@ def test_labels_of_pure_chance_are_estimated_at_chance(run):
     assert (module(x[:60]).argmax(1) == y).float().mean() > 0.5
     assert found.estimate.confidence[0] < 0.1 < found.estimate.confidence[1]
     assert found.estimate.value < 0.25
+
+
+def test_the_adaptation_takes_five_times_the_steps_at_a_fifth_of_the_learning_rate(run):
+    """With whole batches that is gradient descent, written out here: 5 * 3 steps at 0.3 / 5."""
+    folder, x, y = run
+    saved = Saved.open(folder, NET)
+    saved = Saved(**{**vars(saved), "training": dataclasses.replace(saved.training, batch=0), "val": 0.0})
+    served, found = (personalize(saved, (x[:20], y[:20]), adapt=how) for how in ("no", "yes"))
+    by_hand = module_of(served)
+    for _ in range(15):
+        loss = torch.nn.functional.cross_entropy(by_hand(x[:20]), y[:20])
+        grads = torch.autograd.grad(loss, list(by_hand.parameters()))
+        with torch.no_grad():
+            for p, g in zip(by_hand.parameters(), grads):
+                p -= 0.06 * g
+    torch.testing.assert_close(module_of(found)(x[:50]), by_hand(x[:50]), rtol=1e-4, atol=1e-5)
+    assert "adapted by 15 local steps" in " ".join(found.why)
 
 
 def test_folds_never_see_what_they_are_scored_on(run, monkeypatch):

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from coterie.advise.decision import WEIGHT, Candidate, Standing
 from coterie.advise.pilot import Pilot
+from coterie.advise.shift import CLEAR
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment
 from coterie.report.table import human_bytes, human_seconds, markdown_table
@@ -100,7 +101,8 @@ def _groups(pilot: Pilot) -> str:
         return "There are no groups of clients."
     numbers = f"silhouette {groups.silhouette:.2f}, one cloud would have {groups.by_chance:.2f}"
     if not groups.exist:
-        return f"There are no clear groups of clients ({numbers})."
+        lead = f"{groups.lead:.1f} standard deviations apart, and from {CLEAR:g} on they would count"
+        return f"There are no clear groups of clients ({numbers}: {lead})."
     sizes = np.bincount(groups.groups)
     return f"Clients fall into {groups.count} groups of {', '.join(map(str, sizes))} ({numbers})."
 
