@@ -431,6 +431,7 @@ def test_seeds_that_share_a_stack_are_stopped_and_resumed_to_the_same_rows(tmp_p
         assert [r["round"] for r in Folder(again.parent).rounds()] == list(range(80))  # each once
 
 
+@pytest.mark.long
 def test_bench_times_both_ways(tmp_path):
     """The small benchmark anybody can run: one line a method, with the ratio."""
     done = coterie("bench", "fedavg", "--clients", "5", "--set", "batch=100", cwd=tmp_path)
@@ -439,6 +440,7 @@ def test_bench_times_both_ways(tmp_path):
     assert "fedavg" in done.stdout
 
 
+@pytest.mark.long
 def test_bench_says_what_it_cannot_compare(tmp_path):
     """A method with inner steps of its own has no published way here."""
     done = coterie("bench", "apfl", "--clients", "5", cwd=tmp_path)

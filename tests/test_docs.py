@@ -139,6 +139,7 @@ class Reader:
         """What something prints, or a formula."""
 
 
+@pytest.mark.long
 @EACH
 def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     found = list(blocks(page))

@@ -159,7 +159,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("model", ["dropout", "bn"])
+@pytest.mark.parametrize("model", ["dropout", pytest.param("bn", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", METHODS)
 def test_results_do_not_depend_on_the_grouping(tiny, method, model):
     """Five rounds stacked equal the loop engine and waves of 1, 2 and 3; relabelled clients deploy the same rows

@@ -23,7 +23,7 @@ from coterie.simulate import Simulation
 LIMIT = 28 << 20
 SIZE = 36 << 20
 pytestmark = pytest.mark.long
-FORMATS = ("npz", "compressed", "images", "csv", "parquet", "hub", "bin", "cifar", "idx", "leaf", "pfllib")
+FORMATS = ("npz", "compressed", "images", "csv", "parquet", "hub", "bin", "cifar", "idx", "leaf", "pfllib", "published")
 
 READ = """
 import gc, json, os, resource, sys
@@ -31,7 +31,7 @@ import numpy as np, pyarrow.parquet, datasets, torch
 from PIL import Image
 from pathlib import Path
 from coterie import run
-from coterie.data import Federation, load
+from coterie.data import Federation, load, published
 from coterie.engine import memory
 
 LIMIT, root = int(sys.argv[1]), Path(sys.argv[2])
@@ -59,7 +59,10 @@ def told(name, limit, work):
 
 
 def read(folder):
-    source = load(next(folder.iterdir()), **how.get(folder.name, {}))
+    if folder.name == "published":
+        source = published.load("kvasir", str(folder))
+    else:
+        source = load(next(folder.iterdir()), **how.get(folder.name, {}))
     return [len(source.x), memory.is_mapped(source.x), int(source.y.sum()), float(source.x[-1].double().mean())]
 
 
@@ -112,6 +115,13 @@ def write(folder: Path, size: int) -> dict[str, tuple[int, int, float]]:
     for k in range(n):
         Image.new("RGB", (500, 400), (255, 255, 255)).save(folder / "images" / "photos" / str(k % 2) / f"{k:04}.bmp")
     found["images"] = (n, n // 2, 1.0)  # white is 1
+
+    n = max(size // (4 * 3 * 64 * 64), 2)  # each picture is scaled to 64 x 64
+    for k in range(2):
+        (folder / "published" / str(k)).mkdir()
+    for k in range(n):
+        Image.new("RGB", (80, 60), (255, 255, 255)).save(folder / "published" / str(k % 2) / f"{k:04}.jpg")
+    found["published"] = (n, n // 2, 1.0)
 
     n = max(size // 10_000, 2)
     rows = {"said": [f"{k} " + "word " * 2000 for k in range(n)], "label": [k % 2 for k in range(n)]}
