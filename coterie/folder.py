@@ -44,8 +44,8 @@ MOST_CELLS = 1_000_000
 class Folder:
     """Writes and reads one run. Lines are appended; a checkpoint remembers how far the files were when it was made."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
 
     @property
     def checkpoint(self) -> Path:
