@@ -19,8 +19,21 @@ COMMAND = [
 @pytest.fixture(scope="session")
 def compared(tmp_path_factory):
     """The folder of the comparison."""
-    folder = tmp_path_factory.mktemp("compared") / "cmp"
-    words = [*COMMAND, "--out", str(folder)]
+    return made(COMMAND, tmp_path_factory.mktemp("compared") / "cmp")
+
+
+@pytest.fixture(scope="session")
+def churned(tmp_path_factory):
+    """The folder of a comparison where 1 and 2 arrive in round 2, 3 in round 5, and 0 and 3 leave in 4 and 7."""
+    place = tmp_path_factory.mktemp("churned")
+    (place / "churn.csv").write_text("client,arrives,leaves\n0,,4\n1,2,\n2,2,\n3,5,7\n")
+    words = ["compare", "fedper", "--clients", "7", "--model", "linear", "--rounds", "8", "--seeds", "2", "--set",
+             "evaluate_every=1", "--set", "device=cpu", "--churn", str(place / "churn.csv")]
+    return made(words, place / "cmp")
+
+
+def made(words, folder):
+    words = [*words, "--out", str(folder)]
     before, sys.argv = sys.argv, ["coterie", *words]
     try:
         done = CliRunner().invoke(app, words, catch_exceptions=False)
