@@ -135,9 +135,9 @@ def test_newcomers_are_shown_with_churn(browser, churned, tmp_path, size, scheme
         assert page.locator("#newcomers h3").all_inner_texts() == ["Served", "Adapted"]
         for panel in page.locator("#newcomers .panel").all():
             assert panel.locator("path").count() == 3 + 1  # local, fedavg and fedper; the clients from the start
-            texts = panel.locator("svg text").all_inner_texts()
+            texts = panel.locator("svg text").all_text_contents()
             assert texts[texts.index("clients") + 1 :] == ["3", "3", "2", "2", "2", "2", "2"]  # 3 leaves after 2 rounds
-        first = page.locator('#newcomers [data-tip^="fedper\\non arrival"]').first
+        first = page.locator('#newcomers [data-tip^="fedper\\a on arrival"]').first
         first.scroll_into_view_if_needed()
         first.hover()
         assert page.locator("#tip").inner_text() == f"fedper\non arrival: {100 * found['mean'][0]:.1f} %\n3 newcomers"
