@@ -22,6 +22,7 @@ from coterie.errors import CoterieError
 from coterie.evaluate import STAGES
 from coterie.folder import Folder, inside
 from coterie.report.answer import answer
+from coterie.report.arrivals import newcomers, schedule
 from coterie.report.conflicts import alike, last_cosines, opposed
 from coterie.report.few import few
 from coterie.report.plots import convergence
@@ -62,6 +63,7 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
     return {
         "title": _title(paths), "metric": metric, "higher": metric == "accuracy", "coterie": coterie.__version__,
         "seeds": max(len(group) for group in groups.values()), "facts": _facts(read, experiments, clients),
+        **_churn(read),
         "answer": answer(results, len(unfinished) + _missing(experiments, len(folders))),
         "clients": clients, "classes": _classes(read), "methods": methods,
         "notes": _notes(read, budget), "runs": _runs(read), "reproduce": _reproduce(read, experiments),
@@ -147,6 +149,7 @@ def _method(name: str, group: list[Result], folders: list[Folder], clients: int,
         "values": {stage: _short(_values(group, stage, clients)) for stage in first},
         "curve": _curve(group, first), "tracks": _tracks(group, first, clients, budget),
         "conflicts": _conflicts(group, clients), "few": few(group, folders, clients, POINTS),
+        **_newcomers(group, first),
     }
 
 
@@ -228,6 +231,23 @@ def _conflicts(group: Sequence[Result], clients: int) -> dict[str, Any] | None:
     return found
 
 
+def _newcomers(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]:
+    """By stage, how newcomers fare by rounds since arrival; no key where nobody arrived."""
+    read = {stage: newcomers(group, stage, POINTS) for stage in ("served", "adapted") if stage in stages}
+    short = {
+        stage: {**one, **{name: _short(one[name]) for name in ("age", "mean", "start")}}
+        for stage, one in read.items() if one is not None
+    }
+    return {"newcomers": short} if short else {}
+
+
+def _churn(read: Sequence[tuple[Folder, Result]]) -> dict[str, Any]:
+    """How many came and went in the rounds done, by the first run with churn; no key without one."""
+    churn = next((found for folder, _ in read if (found := folder.config().get("churn"))), None)
+    done = max(result.history[-1].round for _, result in read)
+    return {} if churn is None else {"churn": schedule(churn, done)}
+
+
 # -- what ran ----------------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +314,8 @@ def _notes(read: Sequence[tuple[Folder, Result]], budget: int) -> list[str]:
     notes = []
     if _data(read) is None:
         notes.append("These runs were made by an earlier version, which did not record who holds which class.")
+    if len({json.dumps(folder.config().get("churn")) for folder, _ in read}) > 1:
+        notes.append("These runs differ in which clients are there in which rounds.")
     if budget < 2:
         notes.append("There are so many clients that their own curves are left out of this page.")
     return notes

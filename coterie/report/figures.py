@@ -49,6 +49,8 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
     stages = [s for s in ("served", "adapted") if any(s in m["values"] for m in data["methods"])]
     yield "distribution", _strips(data, stages, seen=True)
     yield "convergence", _convergence(data, stages)
+    if any("newcomers" in m for m in data["methods"]):
+        yield "newcomers", _newcomers(data, stages, method)
     if data["classes"] and any(c["classes"] for c in data["clients"]):
         yield "classes", _classes(data)
     for one in data["methods"]:
@@ -138,6 +140,32 @@ def _convergence(data: Data, stages: Sequence[str]) -> Figure:
             _title(axes, f"{stage}, by {name.rstrip('s') if name == 'rounds' else name}")
         row[0].set_ylabel(f"mean {_what(data)}", fontsize=9, color=INK)
     handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK)
+    return figure
+
+
+def _newcomers(data: Data, stages: Sequence[str], chosen: Data) -> Figure:
+    figure = new_figure(4.8 * len(stages) + 0.6, 3.8)
+    grid = figure.subplots(1, len(stages), sharey=True, squeeze=False)[0]
+    for axes, stage in zip(grid, stages):
+        for number, method in enumerate(m for m in data["methods"] if stage in m.get("newcomers", {})):
+            found = method["newcomers"][stage]
+            axes.plot(
+                found["age"], _scaled(data, _floats(found["mean"])), color=_colour(data, method), linewidth=1.4,
+                linestyle=("-", "--", ":")[number // len(COLOURS) % 3], marker="o", markersize=3, label=method["label"],
+            )
+        beside = chosen.get("newcomers", {}).get(stage)
+        if beside is not None:
+            axes.plot(
+                beside["age"], _scaled(data, _floats(beside["start"])), color=SAME, linewidth=1.2, linestyle=":",
+                label=f"clients from the start at the same time, {chosen['label']}",
+            )
+        dress(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.set_xlabel("rounds since arrival", fontsize=9, color=INK)
+        _title(axes, f"clients that arrived during training, {stage}")
+    grid[0].set_ylabel(f"mean {_what(data)}", fontsize=9, color=INK)
+    handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK)
     return figure
 

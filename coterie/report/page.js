@@ -344,6 +344,9 @@
         key(["", "background:var(--soft)", "a client"], ["bar", "background:var(--ink)", "mean"], ["square", "background:var(--soft);opacity:.3", "middle half of the clients"])));
   }
 
+  const legend = (list, stage) => el("ul", { class: "legend" }, list.map((m) => el("li", {}, el("button", { type: "button", title: m.name, "aria-pressed": String(m.name === state.method), onclick: () => { state.method = m.name; render(); } },
+    s("svg", { viewBox: "0 0 22 8", "aria-hidden": "true" }, s("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: colour(place(m.name)), "stroke-width": 3, "stroke-dasharray": dash(place(m.name)) })), el("span", {}, label(m, stage))))));
+
   // -- convergence ----------------------------------------------------------------------------------------------------
   function convergence() {
     const axes = { rounds: ["by round", (v) => String(v), "round"], bytes: ["by bytes", bytes, "bytes sent by all clients and the server together"], seconds: ["by seconds", seconds, "seconds of training"] };
@@ -382,11 +385,59 @@
       }
       return svg;
     });
-    const legend = el("ul", { class: "legend" }, curves.map(({ m }) => el("li", {}, el("button", { type: "button", title: m.name, "aria-pressed": String(m.name === state.method), onclick: () => { state.method = m.name; render(); } },
-      s("svg", { viewBox: "0 0 22 8", "aria-hidden": "true" }, s("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: colour(place(m.name)), "stroke-width": 3, "stroke-dasharray": dash(place(m.name)) })), el("span", {}, label(m, state.stage))))));
     const extra = state.client >= 0 && methodOf(state.method).tracks ? ` The dotted line is client ${D.clients[state.client].name} with ${focusName()}.` : "";
     section("convergence", "Convergence", `Mean over clients of the test ${D.metric === "accuracy" ? "accuracy in %" : "error"}, ${state.stage}, means over seeds; the shade is the range over seeds of the chosen method.${extra}`,
-      el("div", { class: "panel" }, el("div", { class: "tools" }, choose(Object.entries(axes).map(([v, [t]]) => [v, t]), state.axis, (v) => { state.axis = v; convergence(); document.querySelector(`#convergence .seg [aria-pressed="true"]`).focus(); }, "Horizontal axis")), body, legend));
+      el("div", { class: "panel" }, el("div", { class: "tools" }, choose(Object.entries(axes).map(([v, [t]]) => [v, t]), state.axis, (v) => { state.axis = v; convergence(); document.querySelector(`#convergence .seg [aria-pressed="true"]`).focus(); }, "Horizontal axis")), body, legend(curves.map(({ m }) => m), state.stage)));
+  }
+
+  // -- newcomers ------------------------------------------------------------------------------------------------------
+  const many = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+  const since = (c, k) => (c.high[k] === 0 ? "on arrival" : `${c.low[k] === c.high[k] ? many(c.low[k], "round") : `${c.low[k]} to ${c.high[k]} rounds`} after arrival`);
+  function newcomersWords(m) {
+    const c = m.newcomers && m.newcomers[state.stage];
+    if (!c) return "";
+    const capital = (text) => text[0].toUpperCase() + text.slice(1), last = c.age.length - 1, now = `${capital(since(c, 0))}, newcomers have ${fmt(c.mean[0])}${unit()} with ${focusName()}`;
+    if (!known(c.start[0])) return `${now}; nobody of the start was left to compare them with.`;
+    const beside = `${now}, and the clients from the start ${fmt(c.start[0])}${unit()} at that time; `;
+    if (c.reached !== null) return beside + (c.reached ? `${since(c, c.reached)}, newcomers have caught up.` : c.high[0] ? "by then newcomers have caught up." : "newcomers have nothing to catch up.");
+    return beside + (last && known(c.start[last]) ? `they have not caught up by the end: ${since(c, last)} it is ${fmt(c.mean[last])} against ${fmt(c.start[last])}${unit()}.` : "they have not caught up.");
+  }
+  function newcomers() {
+    if (!D.churn) { $("newcomers").hidden = true; return; }
+    const { rounds, start, arrived, left } = D.churn, having = D.methods.filter((m) => m.newcomers), focus = methodOf(state.method);
+    const who = `${many(start, "client")} ${start === 1 ? "was" : "were"} there from the start, ${arrived} arrived in ${many(rounds, "round")} and ${left} left. `;
+    if (!having.length) { section("newcomers", "Newcomers", who, el("p", { class: "note" }, "No client that arrived later was there at an evaluation.")); return; }
+    const own = (stage) => having.filter((m) => m.newcomers[stage]).map((m) => ({ m, c: m.newcomers[stage] }));
+    const both = stages().filter((stage) => own(stage).length), beside = focus.newcomers || {};
+    const [low, high] = domain(both.flatMap((stage) => own(stage).flatMap(({ c }) => [...c.mean, ...c.start])));
+    const span = Math.max(...both.flatMap((stage) => own(stage).map(({ c }) => c.span))), most = Math.max(1, ...both.flatMap((stage) => own(stage).flatMap(({ c }) => c.age)));
+    const panels = both.map((stage) => el("div", { class: "panel" }, el("h3", {}, stage === "served" ? "Served" : "Adapted"), el("p", { class: "sub" }, `Test ${percent() ? "accuracy in %" : "error"}, mean over newcomers, ${stage === "served" ? "of the model they get" : "after their local training"}`),
+      chart(`Mean over newcomers by rounds since arrival, ${stage}`, (width) => {
+        const height = 300, left = 52, right = width - 12, bottom = height - 58, svg = canvas(width, height);
+        const x = scale([0, most], [left + 8, right]), y = scale([low, high], [bottom, 10]);
+        yAxis(svg, y, ticks(low, high, 6), left, right, (v) => fmt(v, percent() ? 0 : undefined));
+        const at = ticks(0, most, 6).filter(Number.isInteger);
+        xAxis(svg, x, at, bottom, String);
+        svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "rounds since arrival"));
+        const mark = (m, c, values, what) => values.forEach((v, k) => { if (known(v)) svg.append(s("circle", { cx: x(c.age[k]), cy: y(v), r: 7, fill: "transparent",
+          "data-tip": `${label(m, stage)}${what}\n${since(c, k)}: ${fmt(v)}${unit()}\n${many(c.clients[k], "newcomer")}` })); });
+        const line = (c, values, look) => svg.append(s("path", { d: path(c.age.map((a, k) => [x(a), known(values[k]) ? y(values[k]) : null])), fill: "none", "stroke-linejoin": "round", ...look }));
+        const lines = own(stage).sort((a, b) => (a.m === focus) - (b.m === focus));
+        if (beside[stage]) { line(beside[stage], beside[stage].start, { stroke: "var(--soft)", "stroke-width": 1.6, "stroke-dasharray": "2 3" }); mark(focus, beside[stage], beside[stage].start, ", clients from the start"); }
+        for (const { m, c } of lines) {
+          const on = m === focus, tint = colour(place(m.name)), dots = c.age.length < 2 || (right - left) / c.age.length > 14;
+          line(c, c.mean, { stroke: tint, "stroke-dasharray": dash(place(m.name)), "stroke-width": on ? 2.8 : 1.5, opacity: on ? 1 : 0.6 });
+          if (dots) c.mean.forEach((v, k) => svg.append(s("circle", { cx: x(c.age[k]), cy: y(v), r: on ? 3.6 : 2.6, fill: tint, opacity: on ? 1 : 0.6 })));
+        }
+        for (const { m, c } of lines) mark(m, c, c.mean, "");
+        const counted = (lines.find(({ m }) => m === focus) || lines[0]).c;
+        svg.append(s("text", { x: left - 8, y: bottom + 34, "text-anchor": "end" }, "clients"));
+        const close = (v) => counted.age.reduce((best, a, k) => (Math.abs(a - v) < Math.abs(counted.age[best] - v) ? k : best), 0);
+        for (const k of counted.age.length > 8 ? new Set(at.map(close)) : counted.age.keys()) svg.append(s("text", { x: x(counted.age[k]), y: bottom + 34, "text-anchor": "middle" }, counted.clients[k]));
+        return svg;
+      })));
+    section("newcomers", "Newcomers", [el("span", { class: "strong" }, who), newcomersWords(focus), span > 1 ? ` A point gathers ${span} rounds.` : ""], el("div", { class: "two" }, panels),
+legend(having, "served"), key(["dotted", "", `clients from the start at the same time, ${focus.label}`]));
   }
 
   // -- who holds what -------------------------------------------------------------------------------------------------
@@ -720,7 +771,7 @@
   }
   function render() {
     drawn.forEach((_, host) => { if (!host.isConnected) { watcher.unobserve(host); drawn.delete(host); } });
-    controls(); table(); clients(); spread(); convergence(); classes(); few(); conflicts(); size(); unseen(); card();
+    controls(); table(); clients(); spread(); convergence(); newcomers(); classes(); few(); conflicts(); size(); unseen(); card();
   }
   function start() { settle(); answer(); render(); reproduce(); document.title = `coterie report: ${D.title}`; }
 

@@ -5,7 +5,11 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+import coterie
+from coterie import churn
 from coterie.cli import app
+from coterie.data import Federation, digits, partition
+from coterie.models import model
 
 # Digits dealt by dirichlet 0.5 to 20 clients and 20 rounds at this rate: long enough for FedFew's released program,
 # whose models start equal, to run into one model; the same models kept at full steps, and IFCA's, stay apart.
@@ -27,4 +31,16 @@ def compared(tmp_path_factory):
     finally:
         sys.argv = before
     assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture(scope="session")
+def churned(tmp_path_factory):
+    """The folder of a comparison where 1 and 2 arrive in round 2, 3 in round 5, and 0 and 3 leave in 4 and 7."""
+    x, y = (part[:600] for part in digits())
+    data = Federation.from_assignment(x, y, partition("iid", y.numpy(), 7, seed=0))
+    data = churn.with_times(data, {"0": (0, 4), "1": (2, churn.NEVER), "2": (2, churn.NEVER), "3": (5, 7)})
+    folder = tmp_path_factory.mktemp("churned") / "cmp"
+    options = {"rounds": 8, "evaluate_every": 1, "device": "cpu"}
+    coterie.compare(["fedper"], model("linear", (1, 8, 8), 10), data, seeds=(0, 1), folder=folder, **options)
     return folder

@@ -119,6 +119,41 @@ def test_a_collapse_is_called_out_and_health_is_not(browser, report):
         assert page.said == []
 
 
+@pytest.mark.parametrize(("size", "scheme"), [(SIZES["report"], "light"), (SIZES["report-phone"], "dark")])
+def test_newcomers_are_shown_with_churn(browser, churned, tmp_path, size, scheme):
+    """Sentence, lines, counts and tips are those of the data; the fixture says who comes and goes."""
+    data = gather([churned])
+    found = next(m for m in data["methods"] if m["name"] == "fedper")["newcomers"]["served"]
+    (tmp_path / "report.html").write_text(html(data), encoding="utf-8")
+    with opened(browser, (tmp_path / "report.html").as_uri(), size, scheme) as page:
+        page.locator("#method").select_option("fedper")
+        page.locator("#stage").get_by_role("button", name="served").click()
+        said = page.locator("#newcomers .lead").inner_text()
+        assert said.startswith("4 clients were there from the start, 3 arrived in 8 rounds and 2 left. On arrival, ")
+        assert f"newcomers have {100 * found['mean'][0]:.1f} % with fedper (served)" in said
+        assert f"clients from the start {100 * found['start'][0]:.1f} % at that time" in said
+        assert page.locator("#newcomers h3").all_inner_texts() == ["Served", "Adapted"]
+        for panel in page.locator("#newcomers .panel").all():
+            assert panel.locator("path").count() == 3 + 1  # local, fedavg and fedper; the clients from the start
+            texts = panel.locator("svg text").all_text_contents()
+            assert texts[texts.index("clients") + 1 :] == ["3", "3", "2", "2", "2", "2", "2"]  # 3 leaves after 2 rounds
+        first = page.locator('#newcomers [data-tip^="fedper\\a on arrival"]').first
+        first.scroll_into_view_if_needed()
+        first.hover()
+        assert page.locator("#tip").inner_text() == f"fedper\non arrival: {100 * found['mean'][0]:.1f} %\n3 newcomers"
+        page.locator("#newcomers .legend button", has_text="local").click()
+        assert page.locator("#method").input_value() == "local"
+        assert "with local (served)" in page.locator("#newcomers .lead").inner_text()
+        assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+        assert page.said == []
+
+
+def test_nobody_asks_for_newcomers_without_churn(browser, report):
+    with opened(browser, report.as_uri()) as page:
+        assert page.locator("#newcomers").is_hidden()
+        assert page.locator("#newcomers").inner_html() == ""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", list(SIZES.values()), ids=list(SIZES))
 def test_nothing_overflows_the_screen(browser, report, size, scheme):
