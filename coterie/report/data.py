@@ -243,9 +243,14 @@ def _newcomers(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]
 
 def _churn(read: Sequence[tuple[Folder, Result]]) -> dict[str, Any]:
     """How many came and went in the rounds done, by the first run with churn; no key without one."""
-    churn = next((found for folder, _ in read if (found := folder.config().get("churn"))), None)
     done = max(result.history[-1].round for _, result in read)
-    return {} if churn is None else {"churn": schedule(churn, done)}
+    folder = next((folder for folder, _ in read if folder.config().get("churn")), None)
+    if folder is None:
+        return {}
+    try:
+        return {"churn": schedule(folder.config()["churn"], done)}
+    except (TypeError, ValueError) as reason:
+        raise CoterieError(f"{folder.path / 'config.json'} is damaged: its churn is no list of rounds.") from reason
 
 
 # -- what ran ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
 from coterie.folder import Folder
 from coterie.report.arrivals import newcomers, schedule
@@ -125,10 +126,14 @@ def test_runs_without_churn_have_nothing_of_it(compared, churned):
     assert not any("which rounds" in note for note in data["notes"] + gather([churned])["notes"])
 
 
-def test_schedules_that_differ_are_called_different(tmp_path):
+def test_schedules_that_differ_or_make_no_sense_are_called_that(tmp_path):
     for seed, churn in enumerate((CHURN, [*CHURN[:3], [3, None]])):
         folder = Folder(tmp_path / "fedavg" / f"seed{seed}")
         folder.create({"method": "fedavg", "training": {"seed": seed, "rounds": 1, "lr": 0.1}, "population": 4,
                        "clients": list("abcd"), "churn": churn})
         folder.append_evaluation(Evaluation(1, {"served": scores(SERVED[1])}), [a for a, _ in churn])
     assert "These runs differ in which clients are there in which rounds." in gather([tmp_path])["notes"]
+    config = json.loads((folder.path / "config.json").read_text())
+    (folder.path / "config.json").write_text(json.dumps({**config, "churn": [*CHURN[:3], [2, "soon"]]}))
+    with pytest.raises(CoterieError, match=r"config.json is damaged: its churn"):
+        gather([folder.path])
