@@ -19,6 +19,7 @@ from rich.live import Live as Refreshed
 
 import coterie
 from coterie import presets, registry, runs, saved
+from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
 from coterie.folder import Folder, environment, inside
@@ -30,6 +31,8 @@ from coterie.report.table import newcomers as newcomers_table
 from coterie.result import Result
 
 DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
+LISTED = 20
+"""Clients that `coterie data` lists unasked."""
 
 app = typer.Typer(
     help="Personalized federated learning: compare methods honestly, then deploy the one that fits.",
@@ -205,12 +208,15 @@ def data_command(
     unseen: UnseenOption = None, config: ConfigOption = None, preset: PresetOption = None,
     data_dir: DataDirOption = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw who holds which class to this file.")] = None,
+    each: Annotated[bool, typer.Option("--each", help=f"List every client, also more than {LISTED}.")] = False,
 ) -> None:
     """Show how the data lie over the clients."""
     experiment = _experiment(config, data, partition, clients, unseen, None, None, None, [], (), preset=preset,
                              data_dir=data_dir)
     federation = experiment.federation()
-    console.print(federation.summary(), markup=False, highlight=False)
+    _say_notes(federation)
+    listed = federation.listing() if each or federation.clients <= LISTED else "--each lists the clients one by one."
+    console.print(federation.summary(), listed, sep="\n\n", markup=False, highlight=False, soft_wrap=True)
     if picture is not None:
         from coterie.report.bubbles import bubbles  # with matplotlib, which takes a second
 
@@ -475,14 +481,18 @@ def _experiment(
     return with_settings(base, [*([f"rounds={rounds}"] if rounds is not None else []), *settings])
 
 
+def _say_notes(federation: Federation) -> None:
+    for note in federation.recipe.get("notes", ()):
+        print(f"coterie: {note}", file=sys.stderr)
+
+
 def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool, log: Sequence[str] = ()) -> None:
     """Build the parts, run what is left of the experiment, print and draw."""
     for kind in log:
         logs.check(kind)
     chosen = experiment.chosen()
     federation = experiment.federation()
-    for note in federation.recipe.get("notes", ()):
-        print(f"coterie: {note}", file=sys.stderr)
+    _say_notes(federation)
     factory = experiment.factory(federation)
     training = {f.name: getattr(experiment.training, f.name) for f in fields(experiment.training)}
     if not resume:

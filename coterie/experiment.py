@@ -115,7 +115,8 @@ class Experiment:
 
     def _dealt(self) -> Federation:
         source = self._source()
-        recipe: dict[str, Any] = {"data": self.data, **({"notes": list(source.notes)} if source.notes else {})}
+        known = {"notes": list(source.notes), "classes": list(source.classes or ()), "encoding": source.encoding}
+        recipe: dict[str, Any] = {"data": self.data, **{name: value for name, value in known.items() if value}}
         shares: dict[str, Any] = {"val": self.val, "test": self.test, "unseen": self.unseen, "seed": self.data_seed}
         shares["classes"] = None if source.classes is None else len(source.classes)
         name, given = parse_options(self.partition or ("natural" if source.client is not None else DEFAULT_PARTITION))

@@ -114,6 +114,8 @@ def job_of(saved: Saved) -> dict[str, Any]:
     return {
         "method": registry.spelling(saved.method), "model": files.resolved(saved.model), "head": saved.head,
         "shape": list(saved.shape), "classes": saved.classes, "outputs": saved.outputs,
+        **({"class_names": list(saved.class_names)} if saved.class_names else {}),
+        **({"encoding": saved.encoding} if saved.encoding else {}),
     }
 
 

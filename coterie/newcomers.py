@@ -24,6 +24,7 @@ from coterie.config import Training
 from coterie.data import Federation, load, spelled
 from coterie.data.federation import deal
 from coterie.data.partition import Ints, generator
+from coterie.data.readers import find
 from coterie.errors import CoterieError, NoLabels, unknown
 from coterie.export import job_of, write_model
 from coterie.intervals import LEVEL
@@ -83,19 +84,26 @@ class Personal:
         return self.estimate is None
 
 
-def read(path: str | Path, client: str | None = None, classes: int = 0) -> tuple[Tensor, Tensor]:
-    """One client's labelled samples from a file, spelled as for --data; NoLabels where there are none.
+INHERITED = ("text", "tokenizer", "words", "length", "regression", "shape")
+"""Options of the run's data that a newcomer's table takes over where it does not say otherwise."""
 
-    Labels that are names must be those of all `classes` of the run: numbered by themselves, fewer would be other ones.
+
+def read(path: str, client: str | None = None, saved: Saved | None = None) -> tuple[tuple[Tensor, Tensor], str]:
+    """One client's labelled samples from a file, spelled as for --data, and its name; NoLabels where there are none.
+
+    A table is encoded as the run's was: columns, categories, scale and classes. Labels of other data that are names
+    must be those of all classes of the run: numbered by themselves, fewer would be other ones.
     """
+    place, options = spelled(path)
+    given: dict[str, Any] = {**_as_in_the_run(place, saved), **options}
     try:
-        source = load(path)
+        source = load(place, **given)
     except NoLabels:
-        source = load(path, skip=True)  # which leaves out the samples without a label, and nothing else is wrong
-    if source.classes is not None and len(source.classes) != classes:
+        source = load(place, **{**given, "skip": True})  # leaves out samples without a label, and nothing else is wrong
+    if saved is not None and source.classes is not None and len(source.classes) != saved.classes:
         raise CoterieError(
-            f"{path} names {len(source.classes)} classes and the run has {classes}; name all of them in the run's "
-            "order, with the option classes=NAME,NAME,..."
+            f"{path} names {len(source.classes)} classes and the run has {saved.classes}; name all of them in the "
+            "run's order, with the option classes=NAME,NAME,..."
         )
     x, y = source.x, source.y
     if source.client is not None:
@@ -104,11 +112,20 @@ def read(path: str | Path, client: str | None = None, classes: int = 0) -> tuple
             raise CoterieError(f"{path} holds the samples of {len(names)} clients; name the newcomer with --client.")
         if client is not None and client not in names:
             raise unknown(f"client in {path}", client, names)
-        mine = torch.from_numpy(np.array([client is None or str(c) == client for c in source.client]))
-        return x[mine], y[mine]
+        name = client or names[0]
+        mine = torch.from_numpy(np.array([str(c) == name for c in source.client]))
+        return (x[mine], y[mine]), name
     if client is not None:
         raise CoterieError(f"{path} names no clients; leave --client out.")
-    return x, y
+    return (x, y), Path(place).stem
+
+
+def _as_in_the_run(place: str, saved: Saved | None) -> dict[str, Any]:
+    """How the run read its table, for one more: its encoding, and how it made samples of texts."""
+    if saved is None or saved.encoding is None or saved.experiment is None or find(place) != "table":
+        return {}
+    asked = spelled(saved.experiment.data)[1]
+    return {"schema": saved.encoding, **{name: asked[name] for name in INHERITED if name in asked}}
 
 
 def personalize(
@@ -150,10 +167,11 @@ def hand_out(
     if not out.parent.is_dir():
         raise CoterieError(f"there is no folder {out.parent} to write {out.name} to.")
     name = client or Path(spelled(data)[0]).stem
+    samples, lacking = None, ""
     try:
-        samples, lacking = read(data, client, saved.classes), ""
+        samples, name = read(data, client, saved)
     except NoLabels as reason:
-        samples, lacking = None, str(reason)
+        lacking = str(reason)
     found = personalize(saved, samples, name, adapt, future, seed)  # type: ignore[arg-type]
     found = replace(found, why=(*found.why, lacking)) if lacking else found
     facts = described(saved, found)
@@ -185,8 +203,8 @@ def _stated(estimate: Estimate | None) -> list[str]:
     metric = "accuracy" if share else "mean squared error"
     (low, high), (least, most), level = estimate.interval, estimate.confidence, f"{LEVEL:.0%}".replace("%", " %")
     return [
-        f"Estimate: {metric} {shown(estimate.value)}, by {estimate.folds}-fold cross-validation of all of this on its "
-        f"{estimate.n} labelled samples.",
+        f"Estimate: {metric} {shown(estimate.value)}, by {estimate.folds}-fold cross-validation of all of this, the "
+        f"choice whether to adapt included, on its {estimate.n} labelled samples.",
         f"On {estimate.future} further samples of this client: {shown(low)} to {shown(high)} ({level} prediction "
         "interval).",
         f"On endlessly many: {shown(least)} to {shown(most)} ({level} confidence interval).",
@@ -476,5 +494,5 @@ def _why_adapted(decided: Decision, steps: int, classes: bool) -> str:
         same = f"{few:.0f} of {n} correct either way, " if classes else ""
         numbers = f"{same}mean loss {-gain / n:.3g} against {-loss / n:.3g} without"
     if decided.adapt:
-        return f"It was adapted by {steps} local steps, which did better in cross-validation: {numbers}."
-    return f"It was not adapted, because that did no better in cross-validation: {numbers}."
+        return f"It was adapted by {steps} local steps, which did better in a {INNER}-fold comparison: {numbers}."
+    return f"It was not adapted, because that did no better in a {INNER}-fold comparison: {numbers}."

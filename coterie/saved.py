@@ -95,6 +95,8 @@ class Saved:
     val: float  # the share of training data that clients hold back for validation
     experiment: Experiment | None
     note: str = ""
+    encoding: dict[str, Any] | None = None  # how the run's table became numbers
+    class_names: tuple[str, ...] = ()  # where labels were names
     arrivals: tuple[int, ...] = ()  # with churn, the round in which each client arrives, rising
 
     @classmethod
@@ -119,6 +121,7 @@ class Saved:
                 config["head"], model or (experiment.model if experiment is not None else ""),
                 tuple(samples["shape"]), int(samples["classes"]), int(samples["outputs"]), int(config["population"]),
                 tuple(config["clients"]), float(split.get("val", 0.1)), experiment, note,
+                config["federation"].get("encoding"), tuple(config["federation"].get("classes", ())),
                 tuple(int(arrives) for arrives, _ in config.get("churn", ())),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as reason:
@@ -129,8 +132,8 @@ class Saved:
     def factory(self) -> Callable[[], nn.Module]:
         if not self.model:
             raise CoterieError(
-                f"{self.folder.path} does not say which model it trained; name it with --model, e.g. "
-                "--model mlp:hidden=64 or --model mymodel.py:Net."
+                f"{self.folder.path} does not say which model it trained; name it, e.g. --model mlp:hidden=64 or "
+                "--model mymodel.py:Net (--net for `coterie export`)."
             )
         name, given = parse_options(self.model)
         return models.model(name, self.shape, self.outputs, **given)

@@ -211,7 +211,20 @@ def test_data_fits_one_screen_and_draws(tmp_path):
     done = coterie("data", "--clients", 30, "--unseen", 3, "--partition", "iid", "--picture", "p.png", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) <= 24
+    assert "--each lists the clients" in done.stdout
     assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+def test_data_lists_who_holds_what(tmp_path):
+    """Two sites with 10 samples each; their classes are counted by name, over all splits."""
+    rows = [f"{k},{site},{'ill' if k % 5 else 'well'}" for site in ("north", "south") for k in range(10)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,site,outcome", *rows]))
+    done = coterie("data", "--data", "t.csv:label=outcome,client=site", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["client", "train", "val", "test", "ill", "well"] in lines
+    assert [line[0::4] for line in lines if line[:1] == ["north"]] == [["north", "8"]]
+    assert "2 classes: ill, well" in done.stdout
 
 
 BAD = {

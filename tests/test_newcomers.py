@@ -264,6 +264,36 @@ def test_the_fallback_is_the_model_used_most_however_many_clients_there_are():
     assert torch.equal(registry.method("fedfew:models=3").fallback(Models(rows), None, report), rows[2])
 
 
+def test_a_newcomers_table_is_encoded_as_the_runs_was(tmp_path, monkeypatch, capsys):
+    """Columns in another order, a category missing, one class only and no options: the features are the run's, by its
+    own scale. Without the label's column there is the fallback."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = ["weight,ward,hospital,outcome"]
+    for k in range(90):
+        lines.append(f"{100 + k},{'east' if k % 2 else 'west'},h{k % 3},{('ill', 'well')[int(rng.random() < 0.5)]}")
+    (tmp_path / "all.csv").write_text("\n".join(lines))
+    words = ["--data", "all.csv:label=outcome,client=hospital,scale=true", "--model", "linear", "--rounds", 1]
+    assert command(capsys, monkeypatch, "run", "fedavg", *words, "--set", "device=cpu", "--out", "run")[0] == 0
+    (tmp_path / "new.csv").write_text("outcome,hospital,ward,weight\n" + "well,h9,west,100\n" * 6)
+    (x, y), name = newcomers.read("new.csv", None, Saved.open("run"))
+    weights = np.arange(100, 190)
+    assert x[0].tolist() == pytest.approx([(100 - weights.mean()) / weights.std(), 0, 1])
+    assert (y.tolist(), name) == ([1] * 6, "h9")
+    code, text, errors = command(capsys, monkeypatch, "personalize", "run", "--data", "new.csv", "-o", "n.safetensors")
+    assert code == 0, errors
+    job = json.loads((tmp_path / "n.json").read_text())["job"]
+    assert (job["class_names"], list(job["encoding"]["columns"])) == (["ill", "well"], ["weight", "ward"])
+    (tmp_path / "nolabel.csv").write_text("hospital,ward,weight\n" + "h9,west,100\n" * 6)
+    code, text, _ = command(capsys, monkeypatch, "personalize", "run", "--data", "nolabel.csv", "-o", "f.safetensors")
+    assert code == 0
+    assert "nolabel has no column 'outcome', which would hold the labels" in text
+    (tmp_path / "less.csv").write_text("outcome,ward\n" + "well,west\n" * 6)
+    code, _, errors = command(capsys, monkeypatch, "personalize", "run", "--data", "less.csv", "-o", "f.safetensors")
+    assert code == 2
+    assert "has no column 'weight', which the schema asks for" in errors
+
+
 @pytest.mark.parametrize("method", ["fedamp", "cfl"])
 def test_a_newcomer_to_a_run_with_churn_comes_after_those_that_arrived(tmp_path, monkeypatch, capsys, run, method):
     """The run is over before its last client arrives, so its server knows 3 of 4: it would have no place 4."""

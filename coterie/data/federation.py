@@ -24,6 +24,8 @@ Data = ArrayLike | Tensor
 Pair = tuple[Data, Data]
 
 SPLITS = ("train", "val", "test")
+MOST_CLASSES = 12
+"""Classes that are counted client by client on a screen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,6 +282,7 @@ class Federation:
         held = sizes.sum(axis=1)
         small = int(held.argmin())
         feature = "x".join(str(n) for n in self.x.shape[1:])
+        shown = {key: value for key, value in self.recipe.items() if key not in ("notes", "classes", "encoding")}
         facts = {
             "clients": f"{self.clients} ({self.trained} train, {self.clients - self.trained} unseen)",
             "samples": f"{held.sum()} of shape {feature}, {str(self.x.dtype).removeprefix('torch.')}",
@@ -289,7 +292,7 @@ class Federation:
             "smallest": f"client {self.names[small]}: "
             + ", ".join(f"{split} {n}" for split, n in zip(SPLITS, sizes[small], strict=True)),
             **(self._label_facts() if self.classes else self._target_facts()),
-            "recipe": ", ".join(f"{key}={value}" for key, value in _flatten(self.recipe)) or "none",
+            "recipe": ", ".join(f"{key}={value}" for key, value in _flatten(shown)) or "none",
         }
         lines = []
         for name, fact in facts.items():
@@ -298,16 +301,35 @@ class Federation:
             )
         return "\n".join(lines)
 
+    def listing(self) -> str:
+        """Who holds how much of what: a line for each client, with the samples of each class if these are few."""
+        sizes = np.stack([self.sizes(split) for split in SPLITS], axis=1)
+        heads, columns = [*SPLITS], [*sizes.T]
+        if 0 < self.classes <= MOST_CLASSES:
+            counts = np.sum([self.histogram(split) for split in SPLITS], axis=0)
+            heads += [str(c)[:12] for c in self.recipe.get("classes") or [f"class {c}" for c in range(self.classes)]]
+            columns += [*counts.T]
+        names = [f"{name}{'' if i < self.trained else ' (unseen)'}" for i, name in enumerate(self.names)]
+        wide = max(len(name) for name in ["client", *names])
+        lines = [" ".join([f"{'client':<{wide}}", *(f"{head:>6}" for head in heads)])]
+        for i, name in enumerate(names):
+            cells = (f"{column[i]:>{max(6, len(head))}}" for head, column in zip(heads, columns, strict=True))
+            lines.append(" ".join([f"{name:<{wide}}", *cells]))
+        return "\n".join(lines)
+
     def _label_facts(self) -> dict[str, str]:
         counts = np.sum([self.histogram(split) for split in SPLITS], axis=0)  # [clients, classes]
         distance = label_distance(counts)
         return {
-            "task": f"classification, {self.classes} classes",
+            "task": f"classification, {self.classes} classes{self._class_names()}",
             "classes held": f"{_spread((counts > 0).sum(axis=1))} per client",
             "class holders": f"{_spread((counts > 0).sum(axis=0))} per class",
             "heterogeneity": f"mean {distance.mean():.2f}, max {distance.max():.2f} - total-variation distance of a "
             "client's labels to all labels (0 = alike, 1 = nothing shared)",
         }
+
+    def _class_names(self) -> str:
+        return f": {', '.join(map(str, names))}" if (names := self.recipe.get("classes")) else ""
 
     def _target_facts(self) -> dict[str, str]:
         y = self.y.detach().cpu().double().flatten()

@@ -36,6 +36,7 @@ from data_files import (
 from coterie.cli import main
 from coterie.data import Federation, load
 from coterie.data.readers import find, pickles
+from coterie.data.readers.tables import Column
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment
 from coterie.flower.job import Job
@@ -220,6 +221,47 @@ def test_missing_values_are_reported_by_column_and_client_or_filled(write, tmp_p
     assert kept.x[:, 0].tolist() == [-1, 42, -1]
     assert kept.x[1, 1:3].tolist() == [0, 0]  # no ward
     assert "filled in: column 'age' lacked 2 of 4 values (-1)" in kept.notes
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_scaled_columns_have_mean_0_and_deviation_1_and_gaps_may_take_the_mean(write, tmp_path):
+    """Ages 31, 42, 53 and a gap: mean 42, deviation sqrt(2 * 11^2 / 3); the gap lies at the mean, which is 0."""
+    rows = [dict(row) for row in ROWS]
+    for row, age in zip(rows, (31, 42, 53, None)):
+        row["age"] = age
+    path = write(tmp_path, rows)
+    source = load(path, label="outcome", client="site", scale=True, fill="mean")
+    step = 11 / np.sqrt(2 * 121 / 3)
+    assert source.x[:, 0].tolist() == pytest.approx([-step, 0, step, 0])
+    assert source.encoding["scale"]["age"] == pytest.approx([42, 11 / step])
+    assert not any("large" in note for note in source.notes)
+    again = load(write(tmp_path, rows[:1]), schema=source.encoding)  # one row, encoded as all of them were
+    assert torch.equal(again.x, source.x[:1])
+    assert (again.y.tolist(), again.client.tolist()) == (source.y[:1].tolist(), source.client[:1].tolist())
+    assert "Mend this, fill the gaps with fill=mean, or leave it out" in refused(write(tmp_path, rows), label="outcome")
+    assert "fill must be a number or mean, not 'median'" in refused(path, label="outcome", fill="median")
+
+
+def test_large_numbers_are_pointed_out(tmp_path):
+    source = load(write_csv(tmp_path), label="outcome", client="site")
+    assert "columns hold large numbers, taken as they are: 'age' (about" in source.notes[0]
+    assert "scale=true" in source.notes[0]
+
+
+def test_statistics_of_a_column_do_not_depend_on_its_blocks():
+    """Chan's update over blocks gives what numpy gives over all of them at once."""
+    values = np.random.default_rng(0).normal(1e6, 2.0, 1000)
+    column = Column()
+    for block in np.split(values, [1, 7, 500]):
+        column.count(block)
+    assert column.n == 1000
+    assert (column.mean, column.deviation) == pytest.approx((values.mean(), values.std()))
+
+
+def test_a_column_of_many_texts_with_a_space_in_its_name_says_to_quote_it(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("patient id,label\n" + "".join(f"p{k},0\n" for k in range(101)))
+    assert "ignore=patient id, or take it as text=patient id (in quotes on a command line" in refused(path)
 
 
 def test_a_schema_makes_sites_encode_alike(tmp_path):

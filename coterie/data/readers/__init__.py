@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from coterie.config import convert, split_options
 from coterie.data.readers.binaries import cifar, idx, is_cifar, is_idx
@@ -45,9 +45,9 @@ def read(data: Any, options: Mapping[str, Any]) -> Source:
     for option in given:
         if option not in hints:
             raise unknown(f"option of {reader.__name__} data", option, hints)
-    values = {option: value if callable(value) else convert(_text(value, hints[option]), hints[option],
-                                                            f"{reader.__name__}'s {option}")
-              for option, value in given.items()}
+    made = (int, float, str, Path, list, tuple)  # the rest are functions and mappings, which nobody can type
+    values = {option: convert(_text(value, hints[option]), hints[option], f"{reader.__name__}'s {option}")
+              if value is None or isinstance(value, made) else value for option, value in given.items()}
     return reader(data, **values)
 
 
@@ -63,7 +63,8 @@ def _text(value: Any, hint: Any) -> Any:
     """Lists of names and numbers are written with commas, as on the command line."""
     if isinstance(value, (list, tuple)):
         return ",".join(str(part) for part in value)
-    return str(value) if isinstance(value, (int, Path)) and hint in (str, str | None) else value
+    wanted = hint is str or get_args(hint)[:1] == (str,)
+    return str(value) if wanted and isinstance(value, (int, float, Path)) else value
 
 
 def find(data: Any, options: Mapping[str, Any] | None = None) -> str:

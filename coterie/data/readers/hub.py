@@ -13,7 +13,7 @@ import numpy as np
 
 from coterie.data.readers.images import Colour, Picture, Seen, decoded, look, sides
 from coterie.data.readers.pieces import SPLIT_WORDS, Problems, Source, collect, names, reading
-from coterie.data.readers.tables import CLIENT, SPLIT, Roles, Rows, arrow, block_rows, encode
+from coterie.data.readers.tables import CLIENT, SPLIT, Encoding, Roles, Rows, arrow, block_rows, encode
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
 from coterie.errors import CoterieError, NoLabels, unknown
 
@@ -31,9 +31,9 @@ def hub(
     data: Any, *, label: str | None = None, client: str | None = None, split: str | None = None,
     text: str | None = None, x: str | None = None, ignore: str | None = None, size: str | None = None,
     colour: Colour = "auto",
-    fill: float | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS, length: int = LENGTH,
-    classes: str | None = None, regression: bool = False, schema: str | None = None, shape: str | None = None,
-    skip: bool = False,
+    scale: bool = False, fill: str | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS,
+    length: int = LENGTH, classes: str | None = None, regression: bool = False, schema: str | Encoding | None = None,
+    shape: str | None = None, skip: bool = False,
 ) -> Source:
     """A `Dataset`, a `DatasetDict`, a flwr-datasets partitioner, or a folder that `save_to_disk` wrote.
 
@@ -64,7 +64,7 @@ def hub(
     if pictured and text is None and (x is None or x in pictured):
         if len(pictured) > 1 and x is None:
             raise CoterieError(f"{name} has several columns of images ({', '.join(pictured)}); say which: x=NAME.")
-        shown, scale, seen = x or pictured[0], sides(size), Seen()
+        shown, target_size, seen = x or pictured[0], sides(size), Seen()
         owner = client if client is not None else "client" if "client" in features else None
         if owner is not None and owner not in features:
             raise unknown("column", owner, features)
@@ -76,7 +76,7 @@ def hub(
         with reading(name, "a Hugging Face data set"):
             fine = [look(picture, seen, problems) for picture in pictures()]
         good = (picture for picture, well in zip(pictures(), fine, strict=True) if well)
-        return collect(decoded(good, seen, scale, colour, problems), name, problems, skip=skip,
+        return collect(decoded(good, seen, target_size, colour, problems), name, problems, skip=skip,
                        classes=classes or known, clients=expected, shape=shape)
 
     def rows(told: Problems | None) -> Iterator[Rows]:
@@ -84,8 +84,8 @@ def hub(
             yield from _rows(part, target, known)
 
     roles = Roles(target, client, split, text, x, ignore)
-    return encode(rows, name, problems, roles, fill=fill, tokenizer=tokenizer, words=words, length=length,
-                  classes=classes or known, regression=regression, schema=schema, shape=shape, skip=skip,
+    return encode(rows, name, problems, roles, scale=scale, fill=fill, tokenizer=tokenizer, words=words,
+                  length=length, classes=classes or known, regression=regression, schema=schema, shape=shape, skip=skip,
                   clients=expected)
 
 

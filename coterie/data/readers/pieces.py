@@ -43,7 +43,8 @@ class Source:
     name: str
     split: Array | None = None  # [N] 0 train, 1 val, 2 test, when the data come split
     classes: tuple[str, ...] | None = None  # names of the classes, when the labels were names
-    notes: tuple[str, ...] = ()  # what was left out or filled in
+    notes: tuple[str, ...] = ()  # what was left out or filled in, or should be looked at
+    encoding: dict[str, Any] | None = None  # how a table became numbers: what its schema file would hold
 
 
 @dataclass
@@ -63,6 +64,7 @@ class Problems:
     def __init__(self) -> None:
         self._found: dict[str, _Kind] = {}
         self.totals: Counter[str] = Counter()
+        self.remedies: list[str] = []  # further ways out than mending and leaving out
 
     def __bool__(self) -> bool:
         return bool(self._found)
@@ -91,8 +93,9 @@ class Problems:
             return ()
         if skip:
             return tuple(f"left out: {sentence}" for sentence in self.sentences())
-        raise self.error(f"{name} cannot be used as it is. {'; '.join(self.sentences())}. Mend this, or leave it out "
-                         "with skip=true.")
+        ways = "".join(f", {way}" for way in dict.fromkeys(self.remedies))
+        raise self.error(f"{name} cannot be used as it is. {'; '.join(self.sentences())}. Mend this{ways}, or leave it "
+                         "out with skip=true.")
 
 
 @dataclass

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ class Rows:
 
 Reader = Callable[[Problems | None], Iterator[Rows]]
 """Reads a table from its beginning; only the first reading is given the problems to fill."""
+Encoding = dict[str, Any]
+"""How a table became numbers, as a schema file holds it: `columns` {name: its categories, or null for numbers},
+`label` and `client` (columns, the second perhaps null), `classes` (names, or null); where asked for, `scale` {name:
+[mean, deviation]} and `fill` {name: number}."""
+LARGE = 10.0
+"""Root mean square of a column from which on it is said that columns are not scaled."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +77,19 @@ class Roles:
 
 def table(
     path: str | Path, *, label: str | None = None, client: str | None = None, split: str | None = None,
-    text: str | None = None, x: str | None = None, ignore: str | None = None, fill: float | None = None,
-    tokenizer: str | Tokenizer = "words", words: int = WORDS, length: int = LENGTH, classes: str | None = None,
-    regression: bool = False, schema: str | None = None, shape: str | None = None, skip: bool = False,
+    text: str | None = None, x: str | None = None, ignore: str | None = None, scale: bool = False,
+    fill: str | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS, length: int = LENGTH,
+    classes: str | None = None, regression: bool = False, schema: str | Encoding | None = None,
+    shape: str | None = None, skip: bool = False,
 ) -> Source:
     """A csv or parquet file, or a folder of them with one file a client.
 
     `label`, `client` and `split` name columns (by default those of that name). Columns of numbers are features as they
     are; columns of at most 100 different texts become one 0/1 feature a text. `x=a,b` takes these columns alone,
-    `ignore=a,b` all but these. With `text`, that column is the sample, and `tokenizer` makes numbers of it. Missing
-    values are reported, or replaced by `fill`. `schema=file.json` keeps how columns were encoded: it is written when
-    there is no such file, and followed when there is, so that every site encodes alike.
+    `ignore=a,b` all but these. `scale` brings every column of numbers to mean 0 and standard deviation 1 over the rows
+    read. With `text`, that column is the sample, and `tokenizer` makes numbers of it. Missing values are reported, or
+    replaced by `fill`, a number or mean. `schema=file.json` keeps how columns were encoded: it is written when there is
+    no such file, and followed when there is, so that every site encodes alike.
     """
     path = Path(path)
     files = [path] if path.is_file() else table_files(path)
@@ -106,8 +115,8 @@ def table(
                              str(error).rpartition(": ")[2])
 
     roles = Roles(label, client, split, text, x, ignore)
-    return encode(rows, path.stem if path.is_file() else path.resolve().name, problems, roles, fill=fill,
-                  tokenizer=tokenizer, words=words, length=length, classes=classes, regression=regression,
+    return encode(rows, path.stem if path.is_file() else path.resolve().name, problems, roles, scale=scale,
+                  fill=fill, tokenizer=tokenizer, words=words, length=length, classes=classes, regression=regression,
                   schema=schema, shape=shape, skip=skip,
                   clients=[file.stem for file in files] if path.is_dir() and client is None else ())
 
@@ -135,12 +144,31 @@ class Column:
     strange: str = ""  # the first value that is no number
     shape: tuple[int, ...] = ()
     whole: bool = True
+    n: int = 0  # numbers seen, their mean and the sum of their squared distances to it
+    mean: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(self.squares / self.n) if self.n else 0.0
+
+    def count(self, values: Array) -> None:
+        """Take in further numbers (Chan, Golub and LeVeque 1979)."""
+        if not len(values):
+            return
+        n = self.n + len(values)
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers may be as large as they like
+            mean = values.mean()
+            step = mean - np.float64(self.mean)
+            self.squares += float(((values - mean) ** 2).sum() + step**2 * self.n * len(values) / n)
+            self.mean += float(step * len(values) / n)
+        self.n = n
 
 
 def encode(
-    rows: Reader, name: str, problems: Problems, roles: Roles, *, fill: float | None, tokenizer: str | Tokenizer,
-    words: int, length: int, classes: str | Sequence[str] | None, regression: bool, schema: str | None,
-    shape: str | None, skip: bool,
+    rows: Reader, name: str, problems: Problems, roles: Roles, *, scale: bool, fill: str | None,
+    tokenizer: str | Tokenizer, words: int, length: int, classes: str | Sequence[str] | None, regression: bool,
+    schema: str | Encoding | None, shape: str | None, skip: bool,
     clients: Sequence[str] = (), notes: Sequence[str] = (),
 ) -> Source:
     """Learn the columns, then encode them."""
@@ -148,20 +176,22 @@ def encode(
     if not total:
         said = problems.sentences()
         raise CoterieError(f"{name} holds no rows" + (f": {'; '.join(said)}." if said else "."))
-    plan = _Plan(name, found, roles, regression, _schema(schema))
+    plan = _Plan(name, found, roles, regression, schema if isinstance(schema, dict) else _schema(schema), scale, fill)
     cutter = tokenizer_of(tokenizer, words, length)
-    notes = [*notes, *plan.report(problems, fill, total)]
-    if schema is not None and not Path(schema).exists():
-        _write_schema(Path(schema), plan)
+    notes = [*notes, *plan.report(problems, total)]
+    if isinstance(schema, str) and not Path(schema).exists():
+        _write_schema(Path(schema), plan.encoding())
 
     def pieces() -> Iterator[Piece]:
         for block in rows(None):
-            piece = plan.piece(block, cutter, fill, problems)
+            piece = plan.piece(block, cutter, problems)
             if piece is not None:
                 yield piece
 
-    return collect(pieces(), name, problems, skip=skip, classes=classes or plan.classes, regression=regression,
-                   shape=shape, clients=clients, notes=notes)
+    source = collect(pieces(), name, problems, skip=skip, classes=classes or plan.classes, regression=regression,
+                     shape=shape, clients=clients, notes=notes)
+    names = None if source.classes is None else list(source.classes)
+    return replace(source, encoding={**plan.encoding(), "classes": names})
 
 
 def _learn(rows: Reader, roles: Roles, problems: Problems) -> tuple[dict[str, Column], int]:
@@ -194,6 +224,8 @@ def _look(known: Column, values: Array, owner: Sequence[str]) -> None:
         lost = np.isnan(values).reshape(len(values), -1).any(1)
         fine = values[~np.isnan(values)]
         known.whole &= bool((fine == np.floor(fine)).all())
+        if values.ndim == 1:
+            known.count(fine[np.isfinite(fine)])
         if known.categories is not None and values.ndim == 1:
             known.categories |= {_number(v) for v in np.unique(fine)[: CATEGORIES + 1]}
     else:
@@ -233,14 +265,18 @@ class _Plan:
     """How each column is encoded."""
 
     def __init__(
-        self, name: str, found: dict[str, Column], roles: Roles, regression: bool, schema: dict[str, Any] | None
+        self, name: str, found: dict[str, Column], roles: Roles, regression: bool, schema: Encoding | None,
+        scale: bool, fill: str | None,
     ) -> None:
         self.found = found
-        self.label = _role(roles.label, "label", found)
+        told = (schema or {}).get("label")
+        self.label = _role(roles.label, told or "label", found)
+        if self.label is None and told is not None:
+            raise NoLabels(f"{name} has no column '{told}', which would hold the labels.")
         if self.label is None:
             listed = ", ".join(c for c in found if not c.startswith("\0"))
             raise NoLabels(f"{name} has no column 'label'; say which it is: label=NAME (there are {listed}).")
-        self.client = _role(roles.client, "client", found, CLIENT)
+        self.client = _role(roles.client, (schema or {}).get("client") or "client", found, CLIENT)
         self.split = _role(roles.split, "split", found, SPLIT)
         self.text = _role(roles.text, "\0", found)
         wanted, ignored = _listed(roles.x, found), _listed(roles.ignore, found)
@@ -267,6 +303,46 @@ class _Plan:
             self._settle()
         if not self.columns:
             raise CoterieError(f"{name} has no columns left for features.")
+        self.scale, self.fill = self._scale(schema, scale), self._fill(schema, fill)
+
+    def _numbers(self) -> list[str]:
+        """The columns that are one number a row."""
+        return [] if self.text is not None else [
+            c for c in self.columns if self.categories.get(c) is None and not self.found[c].shape
+        ]
+
+    def _scale(self, schema: Encoding | None, wanted: bool) -> dict[str, list[float]] | None:
+        """{column: [mean, deviation]}, that of the schema where there is one; a constant column is only centred."""
+        if schema is not None:
+            return schema.get("scale")
+        made = {c: [self.found[c].mean, self.found[c].deviation or 1.0] for c in self._numbers()} if wanted else None
+        for column, pair in (made or {}).items():
+            if not all(map(math.isfinite, pair)):
+                raise CoterieError(f"column '{column}' holds numbers too large to be scaled.")
+        return made
+
+    def _fill(self, schema: Encoding | None, wanted: str | None) -> dict[str, float] | None:
+        """{column: what stands for a missing number}; a missing text is none of the categories."""
+        if wanted is None:
+            return schema.get("fill") if schema is not None else None
+        if wanted == "mean":
+            if self.arrays:
+                raise CoterieError(f"fill=mean is for columns of numbers, and '{self.arrays[0]}' holds arrays.")
+            known = (schema or {}).get("scale") or {}
+            return {c: float(known[c][0] if c in known else self.found[c].mean) for c in self._numbers()}
+        number = _float(wanted)
+        if number is None or not math.isfinite(number):
+            raise CoterieError(f"fill must be a number or mean, not '{wanted}'.")
+        return dict.fromkeys(self.columns, number)
+
+    def encoding(self) -> Encoding:
+        label = self.found[str(self.label)]
+        classes = None if self.targets or label.numeric or not label.categories else sorted(label.categories)
+        client = None if self.client == CLIENT else self.client
+        made: Encoding = {
+            "columns": self.categories, "label": self.label, "client": client, "classes": self.classes or classes,
+        }
+        return made | {k: v for k, v in (("scale", self.scale), ("fill", self.fill)) if v is not None}
 
     def _settle(self) -> None:
         for column in self.columns:
@@ -275,11 +351,11 @@ class _Plan:
                 some = f"e.g. '{known.strange[:40]}'" if known.strange else "as text"
                 raise CoterieError(
                     f"column '{column}' holds neither numbers nor at most {CATEGORIES} different texts ({some}); leave "
-                    f"it out with ignore={column}, or take it as text=" + column + "."
+                    f"it out with ignore={column}, or take it as text={column}{_quoted(column)}."
                 )
             self.categories[column] = None if known.numeric else sorted(known.categories or ())
 
-    def _follow(self, schema: dict[str, Any], name: str) -> None:
+    def _follow(self, schema: Encoding, name: str) -> None:
         self.classes = schema["classes"]
         if self.text is not None:
             return
@@ -291,27 +367,36 @@ class _Plan:
                 raise CoterieError(f"column '{column}' of {name} must hold numbers, as the schema says; it holds "
                                    f"'{self.found[column].strange[:40]}'.")
 
-    def report(self, problems: Problems, fill: float | None, total: int) -> list[str]:
-        """Missing values, by column and client; a note instead where they are filled in."""
+    def report(self, problems: Problems, total: int) -> list[str]:
+        """Missing values, by column and client; a note instead where they are filled in, or where scales differ."""
         notes = []
+        large = {c: math.hypot(self.found[c].mean, self.found[c].deviation) for c in self._numbers()}
+        large = {c: size for c, size in large.items() if size > LARGE}
+        if large and self.scale is None:
+            first = sorted(large, key=lambda c: -large[c])[:3]
+            some = ", ".join(f"'{c}' (about {large[c]:.3g})" for c in first)
+            notes.append(f"columns hold large numbers, taken as they are: {some}; models train badly on these, and "
+                         "scale=true brings every column to mean 0 and deviation 1")
         problems.totals["rows"] = total
         for column in dict.fromkeys([*self.columns, self.client, self.split]):
             if column is None or not (missing := self.found[column].missing):
                 continue
             title = column.lstrip("\0")
             role = column in (self.client, self.split)
-            if not role and fill is not None and self.text is None:
-                what = f"{fill:g}" if self.categories.get(column) is None else "no category"
+            if not role and self.fill is not None and self.text is None:
+                what = f"{self.fill.get(column, 0):g}" if self.categories.get(column) is None else "no category"
                 notes.append(f"filled in: column '{title}' lacked {missing.total()} of {total} values ({what})")
                 continue
+            if not role and self.text is None:
+                problems.remedies.append("fill the gaps with fill=mean")
             for client, count in missing.items():
                 problems.add(f"rows have no value in column '{title}'", client=client or None, count=count)
         return notes
 
-    def piece(self, block: Rows, cutter: Tokenizer, fill: float | None, problems: Problems) -> Piece | None:
+    def piece(self, block: Rows, cutter: Tokenizer, problems: Problems) -> Piece | None:
         good = np.ones(len(block), dtype=bool)
         for column in dict.fromkeys([*self.columns, self.client, self.split]):
-            if column is None or (fill is not None and self.text is None and column in self.columns):
+            if column is None or (self.fill is not None and self.text is None and column in self.columns):
                 continue
             values = block.columns[column]
             good &= ~np.isnan(values).reshape(len(values), -1).any(1) if values.dtype.kind == "f" else np.array(
@@ -326,7 +411,7 @@ class _Plan:
         client = None
         if self.client is not None:
             client = names(_clients(Rows(where, 0, {self.client: kept[self.client]}), self.client))
-        return Piece(self._features(kept, cutter, fill), self._labels(kept[str(self.label)]), where,
+        return Piece(self._features(kept, cutter), self._labels(kept[str(self.label)]), where,
                      client, None if split is None else split[good])
 
     def _known(self, block: Rows, good: Array, problems: Problems) -> None:
@@ -357,18 +442,19 @@ class _Plan:
             return values.astype(np.float32)
         return names([None if np.isnan(v) else _number(v) for v in values])
 
-    def _features(self, kept: Mapping[str, Array], cutter: Tokenizer, fill: float | None) -> Array:
+    def _features(self, kept: Mapping[str, Array], cutter: Tokenizer) -> Array:
         if self.text is not None:
             return np.array([cutter(text) for text in kept[self.text]], dtype=np.int64)
         if self.arrays:
             values = kept[self.columns[0]]
-            return (np.nan_to_num(values, nan=fill) if fill is not None else values).astype(np.float32)
+            return (values if self.fill is None else _filled(values, self.fill[self.columns[0]])).astype(np.float32)
         parts: list[Array] = []
         for column in self.columns:
             values, known = kept[column], self.categories[column]
             if known is None:
-                filled = np.nan_to_num(values, nan=fill, posinf=np.inf, neginf=-np.inf) if fill is not None else values
-                parts.append(filled.astype(np.float32)[:, None])
+                values = values if self.fill is None else _filled(values, self.fill.get(column, 0.0))
+                mean, deviation = (self.scale or {}).get(column, (0.0, 1.0))
+                parts.append(((values - mean) / deviation).astype(np.float32)[:, None])
                 continue
             place = {word: k for k, word in enumerate(known)}
             one = np.zeros((len(values), len(known)), dtype=np.float32)
@@ -377,6 +463,14 @@ class _Plan:
                     one[row, place[word]] = 1
             parts.append(one)
         return np.concatenate(parts, 1)
+
+
+def _filled(values: Array, number: float) -> Array:
+    return np.where(np.isnan(values), number, values)
+
+
+def _quoted(column: str) -> str:
+    return " (in quotes on a command line: --data 'FILE:...')" if " " in column else ""
 
 
 def _words(values: Array) -> list[str | None]:
@@ -397,25 +491,29 @@ def _listed(text: str | None, found: Mapping[str, Any]) -> list[str]:
     return listed
 
 
-def _schema(path: str | None) -> dict[str, Any] | None:
+def _schema(path: str | None) -> Encoding | None:
     if path is None or not Path(path).exists():
         return None
     with reading(path, "a schema"):
         held = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(held, dict) or not isinstance(held.get("columns"), dict) or "classes" not in held:
             raise ValueError("columns and classes are expected")
+        if not all(isinstance(held.get(role, ""), str | None) for role in ("label", "client")):
+            raise ValueError("label and client are names of columns")
         for words in (held["classes"], *held["columns"].values()):
             if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
                 raise ValueError("categories are lists of texts")
+        for column, pair in (held.get("scale") or {}).items():
+            if not (isinstance(pair, list) and len(pair) == 2 and all(_finite(v) for v in pair) and pair[1] > 0):
+                raise ValueError(f"the scale of '{column[:40]}' is a mean and a deviation above 0")
+        if not all(_finite(value) for value in (held.get("fill") or {}).values()):
+            raise ValueError("what fills gaps are numbers")
         return held
 
 
-def _write_schema(path: Path, plan: _Plan) -> None:
-    label = plan.found[str(plan.label)]
-    classes = None if plan.targets or label.numeric or not label.categories else sorted(label.categories)
-    held = {"columns": plan.categories, "classes": classes}
+def _write_schema(path: Path, encoding: Encoding) -> None:
     try:
-        path.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(encoding, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise CoterieError(f"the schema {path} cannot be written: {error.strerror}.") from error
 
@@ -537,6 +635,10 @@ def _float(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _number(value: float) -> str:
