@@ -535,6 +535,8 @@ def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool, log
 
 def _write_experiment(folder: Path, experiment: Experiment, single: bool) -> None:
     if (folder / saved.EXPERIMENT).exists():
+        if saved.read_experiment(folder)[0].record() != experiment.record():
+            raise CoterieError(f"{folder} already holds a run of another experiment; choose another --out.")
         raise CoterieError(f"{folder} already holds a run; `coterie resume {folder}` goes on, or choose another --out.")
     try:
         folder.mkdir(parents=True, exist_ok=True)

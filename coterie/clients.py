@@ -187,11 +187,28 @@ def join(method: Method, cohort: Cohort, payload: Record) -> Record:
 
 
 def local(method: Method, cohort: Cohort, payload: Record, mine: Record) -> tuple[Upload, Record]:
-    return method.local(cohort, payload, mine)
+    found = method.local(cohort, payload, mine)
+    both = isinstance(found, tuple) and len(found) == 2
+    if not (both and isinstance(found[0], Upload) and isinstance(found[1], Record)):
+        raise CoterieError(f"{type(method).__name__}.local must return an Upload and a Record, not {_said(found)}.")
+    return found
+
+
+def deploy(method: Method, cohort: Cohort, payload: Record, mine: Record) -> Tensor:
+    """The rows `[C, D]` that clients use."""
+    rows = method.deploy(cohort, payload, mine)
+    if not isinstance(rows, Tensor) or tuple(rows.shape) != (cohort.size, cohort.layout.size):
+        expected = f"[{cohort.size}, {cohort.layout.size}], a row for each client"
+        raise CoterieError(f"{type(method).__name__}.deploy must return a tensor {expected}, not {_said(rows)}.")
+    return rows
+
+
+def _said(value: object) -> str:
+    return f"one {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def score(method: Method, cohort: Cohort, payload: Record, mine: Record) -> dict[str, Measured]:
-    return score_rows(cohort, method.deploy(cohort, payload, mine))
+    return score_rows(cohort, deploy(method, cohort, payload, mine))
 
 
 def score_rows(cohort: Cohort, row: Tensor) -> dict[str, Measured]:

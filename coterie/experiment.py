@@ -120,6 +120,11 @@ class Experiment:
         shares: dict[str, Any] = {"val": self.val, "test": self.test, "unseen": self.unseen, "seed": self.data_seed}
         shares["classes"] = None if source.classes is None else len(source.classes)
         name, given = parse_options(self.partition or ("natural" if source.client is not None else DEFAULT_PARTITION))
+        if source.encoding is not None and source.client is None and not self.partition:
+            recipe.setdefault("notes", []).append(
+                f"no column says who holds what, so samples are dealt to {self.clients} made-up clients ({name}); "
+                "client=COLUMN names the clients, --partition chooses another way to deal"
+            )
         recipe |= {"partition": name, **given}
         if name == "natural":
             if source.client is None:

@@ -58,7 +58,8 @@ class Folder:
     def create(self, config: dict[str, Any]) -> None:
         """Make the folder and write what is about to run; refuses a folder that already holds a run."""
         if (self.path / "config.json").exists():
-            raise CoterieError(f"{self.path} already holds a run; resume it or choose another folder.")
+            raise CoterieError(f"{self.path} already holds a run; go on with it (resume=True, or `coterie resume`) or "
+                               "choose another folder.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._write("config.json", json.dumps(config | {"environment": environment()}, indent=2) + "\n")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from coterie import intervals, records
-from coterie.clients import Clients, introduce
+from coterie.clients import Clients, deploy, introduce
 from coterie.cohort import Cohort
 from coterie.config import Training
 from coterie.data import Federation, load, spelled
@@ -311,7 +311,7 @@ class Desk:
             sent.append(records.spread(method.send(state, number), 1))
         payload = type(sent[0]).of(records.concatenate([one.tensors() for one in sent]))
         mine = method.join(cohort, payload)
-        rows = method.deploy(cohort, payload, mine)
+        rows = deploy(method, cohort, payload, mine)
         assert admitted is not None
         return rows, cohort, {"told": told, "server": admitted, "payload": payload, "mine": mine}
 

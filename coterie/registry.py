@@ -61,6 +61,8 @@ def method(spec: str, **values: Any) -> Method:
     else:
         name, _, rest = text.partition(":")
         if name.lower() not in methods():
+            if name.endswith(".py"):
+                raise CoterieError(f"name the class in {name} too, as in {name}:Mine.")
             raise unknown("method", name, methods())
         cls = methods()[name.lower()]
     chosen = _value(cls, rest, cls.name, cls.presets, values)
@@ -135,4 +137,7 @@ def _from_file(path: Path, name: str) -> type[Method]:
     classes = {cls.__name__: cls for cls in _defined(files.module(path, f"the method {name}"), Method).values()}
     if name not in classes:
         raise unknown(f"method in {path}", name, classes)
-    return classes[name]
+    cls = classes[name]
+    if vars(cls).get("__annotations__") and "__dataclass_fields__" not in vars(cls):
+        raise CoterieError(f"{name} in {path} has options but is no dataclass; write @dataclass(frozen=True) above it.")
+    return cls

@@ -67,7 +67,7 @@ class Result:
         names = self.simulation.federation.names
         number = names.index(client) if isinstance(client, str) and client in names else client
         if not isinstance(number, int) or not 0 <= number < len(names):
-            raise CoterieError(f"there is no client '{client}'; clients are numbered 0 to {len(names) - 1}.")
+            raise unknown("client", str(client), names)
         row = self.simulation.row(number, adapted).cpu()
         module = copy.deepcopy(self.simulation.init.module).to(row.dtype)
         return self.simulation.layout.load(module, row).eval()

@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie import churn, records
 from coterie import server as serving
 from coterie.algebra import between
-from coterie.clients import Clients, Measured, ModelLike, device, introduce, join, local, score, score_newcomers
+from coterie.clients import Clients, Measured, ModelLike, deploy, device, introduce, join, local, score, score_newcomers
 from coterie.cohort import Cohort, Init, Local
 from coterie.config import Training
 from coterie.data import Federation
@@ -90,7 +90,7 @@ class Simulation(Clients):
             self.engine, ids, self.init, self.training.seed, 0, step, self.federation.classes, self._histogram[ids],
             self._names[ids], None, self.training.buffers == "server",
         )
-        sent = self.method.local(cohort, self._payload(self.server, ids), self._own(ids))[0].tensors()
+        sent = local(self.method, cohort, self._payload(self.server, ids), self._own(ids))[0].tensors()
         guard.rehearse(self.server, sent, self.layout)
         self.nobody = {name: t[:0] for name, t in sent.items()}
 
@@ -353,7 +353,7 @@ class Simulation(Clients):
         cohort = self.cohort(ids)
         payload = self._payload(server, ids)
         mine = self._own(ids) if ids.max() < self.arrived else self.method.join(cohort, payload)
-        return self.method.deploy(cohort, payload, mine), cohort
+        return deploy(self.method, cohort, payload, mine), cohort
 
     def _scores(self, ids: IntArray, found: list[Measured]) -> Scores:
         test, val, spent = zip(*found, strict=True)

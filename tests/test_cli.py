@@ -215,6 +215,13 @@ def test_data_fits_one_screen_and_draws(tmp_path):
     assert (tmp_path / "p.png").stat().st_size > 1000
 
 
+def test_a_table_without_clients_says_that_they_are_made_up(tmp_path):
+    (tmp_path / "t.csv").write_text("a,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(80)))
+    done = coterie("data", "--data", "t.csv", "--clients", 4, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "dealt to 4 made-up clients (dirichlet); client=COLUMN names the clients" in done.stderr
+
+
 def test_data_lists_who_holds_what(tmp_path):
     """Two sites with 10 samples each; their classes are counted by name, over all splits."""
     rows = [f"{k},{site},{'ill' if k % 5 else 'well'}" for site in ("north", "south") for k in range(10)]

@@ -14,6 +14,7 @@ from coterie import registry
 from coterie.config import Training
 from coterie.data import Federation
 from coterie.errors import CoterieError
+from coterie.method import Upload
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedper import FedPer
 
@@ -324,3 +325,30 @@ def test_the_servers_learning_rate_leaves_counters_whole(tiny):
     sim = tiny.simulation("fedavg:server_lr=0.5", "bn")
     sim.round()
     assert buffers_of(sim, sim.server.row)[2].item() == 4
+
+
+# -- mistakes of a method's author ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("broken", "sentence"), [
+    ({"deploy": lambda self, cohort, payload, mine: payload.row[0]},
+     r"Broken.deploy must return a tensor \[4, \d+\], a row for each client, not one \[\d+\]"),
+    ({"deploy": lambda self, cohort, payload, mine: payload}, "not a Model"),
+    ({"local": lambda self, cohort, payload, mine: Upload(update=payload.row)},
+     "Broken.local must return an Upload and a Record, not a Upload"),
+])
+def test_what_a_method_returns_is_checked_and_named(tiny, broken, sentence):
+    sim = tiny.simulation(type("Broken", (FedAvg,), broken)())
+    with pytest.raises(CoterieError, match=sentence):  # noqa: PT012
+        sim.round()
+        sim.evaluate()
+
+
+def test_a_method_file_without_dataclass_or_class_name(tmp_path):
+    """Options of a class that is no dataclass would silently be ignored."""
+    path = tmp_path / "mine.py"
+    path.write_text("from coterie.methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    share: float = 0.5\n")
+    with pytest.raises(CoterieError, match=r"Mine in .* has options but is no dataclass; write @dataclass"):
+        registry.method(f"{path}:Mine")
+    with pytest.raises(CoterieError, match=r"name the class in .*mine.py too, as in .*mine.py:Mine"):
+        registry.method(str(path))

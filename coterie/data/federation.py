@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -28,7 +28,7 @@ MOST_CLASSES = 12
 """Classes that are counted client by client on a screen."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """Every client's samples, each client contiguous: first its training, then its validation, then its test samples.
 
@@ -65,12 +65,16 @@ class Federation:
         except TypeError as error:
             raise CoterieError(f"the recipe cannot be written as JSON: {error}") from error
 
+    def __repr__(self) -> str:
+        """Without the samples, which may be nobody else's business."""
+        return f"<Federation: {self.clients} clients, {len(self.x)} samples {list(self.x.shape[1:])}>"
+
     # --- constructors -------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_clients(
         cls,
-        clients: Sequence[Pair],
+        clients: Sequence[Pair] | Mapping[str, Pair],
         *,
         val: float = 0.1,
         test: float = 0.25,
@@ -80,12 +84,14 @@ class Federation:
         names: Sequence[str] | None = None,
         recipe: dict[str, Any] | None = None,
     ) -> Federation:
-        """From one (x, y) per client, numpy or torch.
+        """From one (x, y) per client, numpy or torch: a list, with `names` if they have any, or {name: (x, y)}.
 
         Whole-number y are labels, float y regression targets; `classes=0` reads whole numbers as targets too. `test` is
         the share of a client's samples, `val` the share of what remains. `unseen` clients are drawn at random and
         moved behind the others; names keep the original order's numbers.
         """
+        if isinstance(clients, Mapping):
+            names, clients = [str(name) for name in clients], list(clients.values())
         names = _names(names, len(clients))
         x, y, sizes = _stack([clients], names)
         stops = sizes[:, 0].cumsum()
@@ -514,6 +520,8 @@ def _owner(bounds: Ints, row: int) -> int:
 
 def _task(x: Tensor, y: Tensor, classes: int | None) -> tuple[Tensor, int]:
     """The targets in their final type and the number of classes, 0 for regression."""
+    if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int)):
+        raise CoterieError(f"classes is how many there are, a whole number, not {classes!r}")
     if y.is_floating_point() and classes:
         raise CoterieError(f"{classes} classes were given but y holds {y.dtype}; labels must be whole numbers")
     if y.is_floating_point() or classes == 0:

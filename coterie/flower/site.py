@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from coterie import checkpoint, registry
-from coterie.clients import Clients, introduce, local, score_rows
+from coterie.clients import Clients, deploy, introduce, local, score_rows
 from coterie.cohort import Cohort
 from coterie.data import Federation, load
 from coterie.errors import CoterieError
@@ -200,7 +200,7 @@ class _Desk:
         told: dict[str, Any] = {}
         if "score" in do or "deploy" in do:
             cohort = cohort if newcomer else self.clients.at(t, ALONE)  # a newcomer's steps count from its arrival
-            row = self.method.deploy(cohort, received, self._record(own))
+            row = deploy(self.method, cohort, received, self._record(own))
             scores = self._scores(cohort, row)
             if "deploy" in do:
                 self._write_model(row[0], scores, t, newcomer)

@@ -117,11 +117,12 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     if isinstance(entry, Aggregator):
         own = [("protects", entry.protects), ("fewest clients", str(entry.minimum)), ("use", f"fedavg+{entry.name}")]
     else:
+        plain = registry.spelling(type(entry)())
         own = [
             ("family", entry.family), ("shared", entry.shared), ("client keeps", entry.keeps),
             ("traffic", f"{entry.down} down, {entry.up} up (models per client and round)"),
             ("unseen client", entry.newcomer),
-            ("aggregators", f"any, as in {entry.name}+confree" if entry.averages else "none, for it averages nothing"),
+            ("aggregators", f"any, as in {plain}+confree" if entry.averages else "none, for it averages nothing"),
         ]
     return [(name, text) for name, text in [*own, ("citation", cls.cite)] if text]
 

@@ -329,3 +329,14 @@ def test_the_picture_is_a_png(classes: int, tmp_path: object) -> None:
     federation = Federation.from_clients(marked(12, 9, 15), classes=classes, unseen=1)
     path = bubbles(federation, f"{tmp_path}/picture.png")
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_clients_by_name_and_no_sample_in_the_description():
+    """{name: (x, y)} names the clients; what is printed of a federation never holds a sample."""
+    y = torch.arange(8) % 2
+    pairs = {"north": (torch.full((8, 2), 4321.0), y), "south": (torch.zeros(8, 2), y)}
+    federation = Federation.from_clients(pairs)
+    assert federation.names == ("north", "south")
+    assert repr(federation) == "<Federation: 2 clients, 16 samples [2]>"
+    with pytest.raises(CoterieError, match=r"classes is how many there are, a whole number, not \['a', 'b'\]"):
+        Federation.from_clients(pairs, classes=["a", "b"])
