@@ -249,6 +249,20 @@ def methods_command(
     wide.print(found, highlight=False)
 
 
+@app.command("check")
+def check_command(
+    method: Annotated[str, typer.Argument(help="mine.py:Mine, or the name of a method.")],
+) -> None:
+    """Try whether a method of yours keeps the contract."""
+    from coterie import check
+
+    with console.status("checking"):
+        findings = check.check(method)
+    print("\n".join(check.lines(findings)))
+    if any(finding.wrong for finding in findings):
+        raise typer.Exit(1)
+
+
 @app.command("bench")
 def bench_command(
     named: Annotated[
