@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -291,6 +292,7 @@ def _onnx(piece: Piece, path: Path) -> Answer:
         import onnxscript  # noqa: F401
     except ImportError as reason:
         raise CoterieError(f"ONNX needs {reason.name}: pip install 'coterie[export]'.") from reason
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)  # asks for torchvision
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
