@@ -72,7 +72,7 @@ HeadOption = Annotated[str | None, typer.Option("--head", help="The layer that m
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="name=value, repeatable: a training option (lr, ...) or a method's (fedprox.mu)."),
+    typer.Option("--set", help="name=value, repeatable: lr=0.1, ... (`coterie options` lists them) or fedprox.mu=0.1."),
 ]
 PresetOption = Annotated[
     str | None, typer.Option("--preset", help="A published experiment, e.g. fedfew/cifar100-dirichlet-20.")
@@ -241,6 +241,16 @@ def methods_command(
     wide = _wide()
     found = catalogue.listing(wide.width) if name is None else catalogue.page(catalogue.find(name), wide.width)
     wide.print(found, highlight=False)
+
+
+@app.command("options")
+def options_command(markdown: MarkdownOption = False) -> None:
+    """List the training options: default and meaning."""
+    if markdown:
+        print(catalogue.option_markdown(), end="")
+    else:
+        wide = _wide()
+        wide.print(catalogue.option_listing(wide.width), highlight=False)
 
 
 @app.command("bench")

@@ -47,7 +47,7 @@ class Training:
     buffers: Literal["average", "local", "server"] = "average"
     """Running statistics of normalisation layers: averaged, kept by each client, or fixed as the server started."""
     seed: int = 0
-    """Names every stream of randomness."""
+    """Same seed, same result: every random draw follows from it."""
     device: str = "auto"
     """cpu, cuda, or auto for cuda where there is one."""
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
@@ -96,6 +96,14 @@ class Training:
         return self.lr
 
 
+OTHER_WORDS = {
+    "learningrate": "lr", "eta": "lr", "stepsize": "lr", "batchsize": "batch", "bs": "batch", "localepochs": "epochs",
+    "localsteps": "steps", "fraction": "participation", "clientfraction": "participation", "scheduler": "schedule",
+    "earlystopping": "patience", "dtype": "precision", "randomseed": "seed", "communicationrounds": "rounds",
+}
+"""What others call a training option, without `_` and `-`."""
+LISTED = "`coterie options` lists the training options with their meaning, `coterie methods NAME` a method's."
+
 _OPTIONS: dict[type[Any], dict[str, Any]] = {}  # resolving the hints of a class takes longer than all the rest
 
 
@@ -112,7 +120,8 @@ def build(cls: type[T], values: Mapping[str, Any], kind: str) -> T:
     known = options(cls)
     for name in values:
         if name not in known:
-            raise unknown(f"option of {kind}", name, known)
+            training = cls is Training
+            raise unknown(f"option of {kind}", name, known, OTHER_WORDS if training else None, LISTED * training)
     return cls(**{name: convert(value, known[name], f"{kind}'s {name}") for name, value in values.items()})
 
 

@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from coterie import checkpoint, cli, methods, registry
+from coterie.config import Training
+from coterie.experiment import Experiment
 from coterie.folder import Folder
 from coterie.report import catalogue
 
@@ -207,6 +210,19 @@ def test_methods_prints_the_catalogue_as_markdown(monkeypatch, capsys):
     assert one in catalogue.markdown()
 
 
+@pytest.mark.parametrize("cls", [Training, Experiment])
+def test_options_lists_every_option_with_default_and_meaning(cls, monkeypatch, capsys):
+    """What a person can set is what the dataclass has; the training of an experiment is the other table."""
+    rows = {name: (default, said) for name, default, _, said in catalogue.option_rows(cls)}
+    assert list(rows) == [f.name for f in fields(cls) if f.name != "training"]
+    assert all(said for _, said in rows.values())
+    shown = in_process_shown(["options"], monkeypatch, capsys).out
+    for name, (default, _) in rows.items():
+        assert any(line.split()[:2] == [name, default] for line in shown.splitlines()), name
+    assert max(map(len, shown.splitlines())) <= 118
+    assert in_process_shown(["options", "--markdown"], monkeypatch, capsys).out == catalogue.option_markdown()
+
+
 def test_data_fits_one_screen_and_draws(tmp_path):
     done = coterie("data", "--clients", 30, "--unseen", 3, "--partition", "iid", "--picture", "p.png", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -224,6 +240,10 @@ BAD = {
     "unknown partition": (["run", "fedavg", "--partition", "dirchlet:alpha=1"], "did you mean 'dirichlet'"),
     "unknown model": (["run", "fedavg", "--model", "mpl"], "did you mean 'mlp'"),
     "unknown option": (["run", "fedavg", "--set", "rouds=3"], "did you mean 'rounds'"),
+    "another word for it": (["run", "fedavg", "--set", "learningrate=1"], "did you mean 'lr'? `coterie options`"),
+    "and with a line": (["run", "fedavg", "--set", "learning_rate=1"], "did you mean 'lr'?"),
+    "nothing like an option": (["run", "fedfew", "--set", "zzz=1"], "unknown option 'zzz'; `coterie options` lists"),
+    "a setting is no option": (["run", "fedavg", "--set", "val=0.2"], "a setting of the experiment"),
     "unknown method option": (["run", "fedfew:model=3"], "did you mean 'models'"),
     "option of another method": (["run", "fedfew", "--set", "fedprox.mu=1"], "unknown option 'fedprox.mu'"),
     "not a number": (["run", "fedavg", "--set", "lr=fast"], "must be a number, not 'fast'"),
