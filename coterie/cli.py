@@ -20,7 +20,7 @@ from rich.live import Live as Refreshed
 import coterie
 from coterie import presets, registry, runs, saved
 from coterie.errors import CoterieError
-from coterie.experiment import Experiment, with_settings
+from coterie.experiment import Experiment, check_clients, with_settings
 from coterie.folder import Folder, environment, inside
 from coterie.report import catalogue, logs
 from coterie.report.progress import Live
@@ -57,6 +57,7 @@ DataOption = Annotated[
     str | None,
     typer.Option("--data", help="digits, or a file or folder: photos/, table.csv:label=species,client=site, ..."),
 ]
+PathArgument = Annotated[str | None, typer.Argument(metavar="[DATA]", help="The same as --data.")]
 PartitionOption = Annotated[
     str | None,
     typer.Option("--partition", help="How to deal the data, e.g. dirichlet:alpha=0.1 or iid or natural."),
@@ -106,7 +107,7 @@ def run_command(
         named = ", ".join(experiment.methods) or "none is named"
         raise CoterieError(f"run trains one method ({named}); `coterie methods` lists them, compare takes several.")
     folder = out or _fresh_folder(registry.method(experiment.methods[0]).name)
-    _go_on(experiment, folder, single=True, resume=False, log=log or ())
+    _go_on(experiment, folder, single=True, resume=False, log=log or (), clients=clients)
 
 
 @app.command("compare")
@@ -129,7 +130,7 @@ def compare_command(
                              data_dir=data_dir)
     if seeds is not None:
         experiment = Experiment.of({**experiment.record(), "seeds": seeds})
-    _go_on(experiment, out or _fresh_folder("compare"), single=False, resume=False)
+    _go_on(experiment, out or _fresh_folder("compare"), single=False, resume=False, clients=clients)
 
 
 @app.command("resume")
@@ -201,15 +202,15 @@ def watch_command(
 
 @app.command("data")
 def data_command(
-    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
-    unseen: UnseenOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    path: PathArgument = None, data: DataOption = None, partition: PartitionOption = None,
+    clients: ClientsOption = None, unseen: UnseenOption = None, config: ConfigOption = None, preset: PresetOption = None,
     data_dir: DataDirOption = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw who holds which class to this file.")] = None,
 ) -> None:
     """Show how the data lie over the clients."""
-    experiment = _experiment(config, data, partition, clients, unseen, None, None, None, [], (), preset=preset,
-                             data_dir=data_dir)
-    federation = experiment.federation()
+    experiment = _experiment(config, _either(path, data), partition, clients, unseen, None, None, None, [], (),
+                             preset=preset, data_dir=data_dir)
+    federation = check_clients(experiment.federation(), clients)
     console.print(federation.summary(), markup=False, highlight=False)
     if picture is not None:
         from coterie.report.bubbles import bubbles  # with matplotlib, which takes a second
@@ -266,7 +267,7 @@ def bench_command(
 
     experiment = _experiment(None, data, partition, clients, None, model, None, None, settings or [],
                              tuple(named or ()), ("fedavg", "fedfew:official"))
-    federation = experiment.federation().without_validation()
+    federation = check_clients(experiment.federation(), clients).without_validation()
     wide = _wide()
     with wide.status("timing") as shown:
         timings = bench.run(experiment, federation, lambda method: shown.update(f"timing {method}"))
@@ -275,8 +276,8 @@ def bench_command(
 
 @app.command("advise")
 def advise_command(
-    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
-    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None,
+    path: PathArgument = None, data: DataOption = None, partition: PartitionOption = None,
+    clients: ClientsOption = None, unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Rounds of the pilot; by default what fits into the budget.")
     ] = None,
@@ -293,11 +294,12 @@ def advise_command(
     """Which way of personalization fits these clients? A short pilot, and advice with the numbers behind it."""
     from coterie.advise import command
 
-    experiment = _experiment(config, data, partition, clients, unseen, model, head, None, settings or [], ())
+    experiment = _experiment(config, _either(path, data), partition, clients, unseen, model, head, None, settings or [],
+                             ())
     with console.status("pilot") as shown:
         pilot, go_on = command.run(
             experiment, settings or [], rounds, seeds, budget, newcomers, objective,
-            lambda text: shown.update(text) if console.is_terminal else None,
+            lambda text: shown.update(text) if console.is_terminal else None, clients,
         )
     folder = out or _fresh_folder("advice")
     command.show(pilot, go_on, folder, _wide())
@@ -466,6 +468,13 @@ def status_command(
 # -- building and running --------------------------------------------------------------------------------------------
 
 
+def _either(path: str | None, data: str | None) -> str | None:
+    """The data, named with --data or without it."""
+    if path is not None and data is not None:
+        raise CoterieError(f"'{path}' and --data {data} both name the data; give one of them.")
+    return data if path is None else path
+
+
 def _experiment(
     config: Path | None, data: str | None, partition: str | None, clients: int | None, unseen: int | None,
     model: str | None, head: str | None, rounds: int | None, settings: list[str], methods: tuple[str, ...],
@@ -485,12 +494,15 @@ def _experiment(
     return with_settings(base, [*([f"rounds={rounds}"] if rounds is not None else []), *settings])
 
 
-def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool, log: Sequence[str] = ()) -> None:
+def _go_on(
+    experiment: Experiment, folder: Path, single: bool, resume: bool, log: Sequence[str] = (),
+    clients: int | None = None,
+) -> None:
     """Build the parts, run what is left of the experiment, print and draw."""
     for kind in log:
         logs.check(kind)
     chosen = experiment.chosen()
-    federation = experiment.federation()
+    federation = check_clients(experiment.federation(), clients)
     for note in federation.recipe.get("notes", ()):
         print(f"coterie: {note}", file=sys.stderr)
     factory = experiment.factory(federation)

@@ -226,3 +226,11 @@ def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment
     )
     merged = build(Training, {**asdict(experiment.training), **training}, "training")
     return replace(experiment, methods=methods, training=merged)
+
+
+def check_clients(federation: Federation, asked: int | None) -> Federation:
+    """The federation, unless a number of clients was asked for and the data have clients of their own."""
+    if asked is not None and federation.recipe.get("partition") == "natural":
+        raise CoterieError(f"the data bring {federation.clients} clients of their own, so --clients does not apply; "
+                           f"--partition {DEFAULT_PARTITION} would deal them anew.")
+    return federation

@@ -210,6 +210,17 @@ def test_methods_prints_the_catalogue_as_markdown(monkeypatch, capsys):
     assert one in catalogue.markdown()
 
 
+def test_data_takes_the_path_without_its_flag(tmp_path, monkeypatch, capsys):
+    """Four clients of ten samples: the same words as with --data; dealt anew there are as many as asked for."""
+    bad_npz(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    plain = in_process_shown(["data", "own.npz"], monkeypatch, capsys).out
+    assert plain == in_process_shown(["data", "--data", "own.npz"], monkeypatch, capsys).out
+    assert "4 (4 train" in plain
+    dealt = in_process_shown(["data", "own.npz", "--clients", "2", "--partition", "iid"], monkeypatch, capsys).out
+    assert "2 (2 train" in dealt
+
+
 @pytest.mark.parametrize("cls", [Training, Experiment])
 def test_options_lists_every_option_with_default_and_meaning(cls, monkeypatch, capsys):
     """What a person can set is what the dataclass has; the training of an experiment is the other table."""
@@ -277,6 +288,7 @@ def bad_npz(place: Path) -> dict[str, tuple[list[str], str]]:
     below = y.copy()
     below[25] = -3
     np.savez(place / "nan.npz", x=holed, y=y, client=client)
+    np.savez(place / "own.npz", x=x, y=y, client=client)
     np.savez(place / "label.npz", x=x, y=below, client=client)
     np.savez(place / "short.npz", x=x, y=y[:-1], client=client)
     np.savez(place / "empty.npz", x=x[:0], y=y[:0], client=client[:0])
@@ -289,6 +301,10 @@ def bad_npz(place: Path) -> dict[str, tuple[list[str], str]]:
         "x and y differ": (["run", "fedavg", "--data", "short.npz", "--model", "linear"], "39"),
         "no samples": (["run", "fedavg", "--data", "empty.npz", "--model", "linear"], "no"),
         "not an archive": (["run", "fedavg", "--data", "text.npz"], "text.npz"),
+        "clients of their own": (["data", "own.npz", "--clients", "50"], "the data bring 4 clients of their own"),
+        "and in a run": (["run", "fedavg", "--data", "own.npz", "--clients", "50"], "so --clients does not apply"),
+        "and in a pilot": (["advise", "own.npz", "--clients", "50"], "--partition dirichlet:alpha=0.5 would deal them"),
+        "data named twice": (["data", "own.npz", "--data", "nan.npz"], "both name the data"),
         "broken toml": (["run", "fedavg", "--config", "broken.toml"], "broken.toml is not valid TOML"),
         "unknown setting": (["run", "fedavg", "--config", "unknown.toml"], "did you mean 'clients'"),
     }

@@ -268,7 +268,8 @@ def test_every_page_is_in_the_nav():
 def test_the_command_is_activated_before_it_is_used():
     """Whoever types a page from its top has `coterie` on the path from the first command on."""
     for name in ("README.md", "docs/index.md"):
-        typed = [words for block in blocks(ROOT / name) if block.language == "console" for words in commands(block.text)]
+        consoles = [block.text for block in blocks(ROOT / name) if block.language == "console"]
+        typed = [words for text in consoles for words in commands(text)]
         first = next(place for place, words in enumerate(typed) if words[0] == "coterie")
         assert ["source", ".venv/bin/activate"] in typed[:first], name
 

@@ -14,7 +14,7 @@ from coterie.advise.decision import WEIGHT, Newcomers, Objective
 from coterie.advise.pilot import Pilot, advise
 from coterie.config import convert
 from coterie.data import Federation
-from coterie.experiment import Experiment
+from coterie.experiment import Experiment, check_clients
 
 VALIDATION = 0.2
 """Share of a client's training data held back: the pilot chooses on it, so it takes more than a run does."""
@@ -24,13 +24,13 @@ HELD_OUT = 0.15
 
 def run(
     experiment: Experiment, settings: list[str], rounds: int | None, seeds: int, budget: float, newcomers: str,
-    objective: str, tell: Callable[[str], None] = lambda text: None,
+    objective: str, tell: Callable[[str], None] = lambda text: None, clients: int | None = None,
 ) -> tuple[Pilot, str]:
-    """The pilot of an experiment and the command to go on with."""
+    """The pilot of an experiment and the command to go on with; `clients` is how many were asked for."""
     often: Newcomers = convert(newcomers, Newcomers, "newcomers")
     goal: Objective = convert(objective, Objective, "objective")
     training = {k: v for k, v in asdict(experiment.training).items() if k not in ("rounds", "seed", "evaluate_every")}
-    experiment, federation = held_out(replace(experiment, val=max(VALIDATION, experiment.val)), often)
+    experiment, federation = held_out(replace(experiment, val=max(VALIDATION, experiment.val)), often, clients)
 
     def watch(progress: runs.Progress) -> None:
         tell(f"{progress.method}, seed {progress.seed}: round {progress.round} of {progress.rounds}")
@@ -42,12 +42,15 @@ def run(
         )
     except runs.Interrupted:
         raise KeyboardInterrupt from None  # there is nothing to resume
-    return pilot, report.command(pilot, experiment, settings)
+    own = federation.recipe["partition"] == "natural"
+    return pilot, report.command(pilot, experiment, settings, own)
 
 
-def held_out(experiment: Experiment, newcomers: Newcomers) -> tuple[Experiment, Federation]:
+def held_out(
+    experiment: Experiment, newcomers: Newcomers, clients: int | None = None
+) -> tuple[Experiment, Federation]:
     """The federation with some clients kept out of training, unless the user said how many or none will come."""
-    federation = experiment.federation()
+    federation = check_clients(experiment.federation(), clients)
     count = round(HELD_OUT * federation.clients) if federation.clients >= 8 else 0
     if experiment.unseen or not WEIGHT[newcomers] or not count:
         return experiment, federation

@@ -199,24 +199,20 @@ def table(pilot: Pilot) -> Table:
 # -- going on, and files -----------------------------------------------------------------------------------------------
 
 
-def command(pilot: Pilot, experiment: Experiment, settings: list[str]) -> str:
+def command(pilot: Pilot, experiment: Experiment, settings: list[str], own_clients: bool) -> str:
     """The comparison to go on with: the chosen method and the best, with more rounds and seeds than the pilot's."""
     chosen, best = pilot.advice.chosen.candidate, pilot.advice.best.candidate
     named = [_spelled(chosen), *([_spelled(best)] if best.method != chosen.method else [])]
     words = ["coterie", "compare", *named, "--data", experiment.data]
     if experiment.partition:
         words += ["--partition", experiment.partition]
-    if not _natural(experiment, pilot):
+    if not own_clients:
         words += ["--clients", str(pilot.findings.clients)]
     if pilot.findings.newcomers_held_out:
         words += ["--unseen", str(pilot.findings.newcomers_held_out)]
     words += ["--model", experiment.model, *(["--head", experiment.head] if experiment.head else [])]
     words += ["--rounds", str(3 * pilot.plan.rounds), "--seeds", "3"]
     return shlex.join([*words, *(word for item in settings for word in ("--set", item))])
-
-
-def _natural(experiment: Experiment, pilot: Pilot) -> bool:
-    return experiment.partition.startswith("natural") or (not experiment.partition and experiment.data != "digits")
 
 
 def _spelled(candidate: Candidate) -> str:
