@@ -203,8 +203,8 @@ def watch_command(
 @app.command("data")
 def data_command(
     path: PathArgument = None, data: DataOption = None, partition: PartitionOption = None,
-    clients: ClientsOption = None, unseen: UnseenOption = None, config: ConfigOption = None, preset: PresetOption = None,
-    data_dir: DataDirOption = None,
+    clients: ClientsOption = None, unseen: UnseenOption = None, config: ConfigOption = None,
+    preset: PresetOption = None, data_dir: DataDirOption = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw who holds which class to this file.")] = None,
 ) -> None:
     """Show how the data lie over the clients."""
