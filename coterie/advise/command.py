@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from coterie import runs
 from coterie.advise import report
@@ -64,10 +66,15 @@ def show(pilot: Pilot, go_on: str, folder: Path, console: Console) -> None:
     """Print the advice and write it down."""
     first, *rest = report.sentences(pilot)
     console.print(first, style="bold", highlight=False, markup=False)
-    console.print(" ".join(rest), highlight=False, markup=False)
+    lines = Table.grid(padding=(0, 1, 0, 0))
+    for text in rest:
+        lines.add_row("-", Text(text))
+    console.print(lines)
     console.print()
     console.print(report.table(pilot))
     console.print("\nTo go on:")
     console.print(f"  {go_on}", highlight=False, markup=False, soft_wrap=True)
+    for text in report.names(pilot):
+        console.print(text, highlight=False, markup=False)
     report.write(pilot, go_on, folder)
     console.print(f"advice: {folder / 'advice.md'}, {folder / 'advice.json'}", soft_wrap=True)
