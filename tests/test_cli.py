@@ -16,7 +16,7 @@ import pytest
 
 from coterie import checkpoint, cli, methods, registry
 from coterie.config import Training
-from coterie.experiment import Experiment
+from coterie.experiment import DEFAULT_PARTITION, Experiment
 from coterie.folder import Folder
 from coterie.report import catalogue
 
@@ -208,6 +208,43 @@ def test_methods_prints_the_catalogue_as_markdown(monkeypatch, capsys):
     one = in_process_shown(["methods", "confree", "--markdown"], monkeypatch, capsys).out
     assert one.startswith("### confree\n")
     assert one in catalogue.markdown()
+
+
+def shown_at_80(words, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    return in_process_shown([*words, "--help"], monkeypatch, capsys).out
+
+
+def test_help_lists_the_commands_in_the_order_of_use_and_cuts_nothing_off(monkeypatch, capsys):
+    lines = shown_at_80([], monkeypatch, capsys).partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "run", "compare", "show", "report", "watch", "resume", "advise", "data", "methods", "options", "presets",
+        "personalize", "export", "keys", "server", "client", "status", "bench", "textbook",
+    ]
+    assert not [line for line in lines if "..." in line]
+
+
+def test_help_says_the_defaults_that_hold(monkeypatch, capsys):
+    """Taken from the dataclasses that the commands fill in, so they are what happens without the option."""
+    shown = " ".join(shown_at_80(["compare"], monkeypatch, capsys).split())
+    one = Experiment()
+    for flag, value in {"clients": one.clients, "unseen": one.unseen, "rounds": one.training.rounds,
+                        "seeds": one.seeds, "model": one.model, "data": one.data}.items():
+        said = shown.partition(f" --{flag} ")[2].partition(" --")[0]
+        assert f"[default: {value}]" in said, flag
+    assert f"else {DEFAULT_PARTITION}]" in shown
+    assert "a new one under runs/]" in shown
+    assert f"[default: {' '.join(cli.DEFAULT_METHODS)}]" in shown
+
+
+@pytest.mark.parametrize("name", ["run", "compare", "report", "advise", "methods", "keys"])
+def test_help_explains_the_arguments_and_has_no_stray_marks(name, monkeypatch, capsys):
+    """An argument's line has more than its name; a default is set in plain brackets."""
+    shown = shown_at_80([name], monkeypatch, capsys)
+    assert shown.lower().count("arguments:\n") == 1  # one list of them
+    arguments = shown.partition("Arguments:\n")[2].partition("\n\n")[0].splitlines()
+    assert all(len(line.split()) > 2 for line in arguments)
+    assert "\\" not in shown
 
 
 def test_data_takes_the_path_without_its_flag(tmp_path, monkeypatch, capsys):
