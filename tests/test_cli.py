@@ -197,6 +197,12 @@ def test_methods_lists_and_explains(tmp_path):
     assert "official" in page
 
 
+@pytest.mark.parametrize("cls", [*registry.methods().values(), *registry.aggregators().values()])
+def test_every_option_of_a_method_or_aggregator_is_explained(cls):
+    said = catalogue.explained(cls)
+    assert [name for name in catalogue.own_options(cls()) if not said.get(name, "").endswith(".")] == []
+
+
 def test_methods_explains_an_aggregator_too(monkeypatch, capsys):
     page = in_process_shown(["methods", "krum:faulty=2"], monkeypatch, capsys).out
     assert "fewest clients  7" in page  # 2 faulty + 3
