@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -153,6 +154,16 @@ def convert(value: Any, hint: Any, what: str) -> Any:
     if hint in (bool, int, float) and isinstance(value, bool) and hint is not bool:
         raise CoterieError(f"{what} must be {_article(hint)}, not '{value}'.")
     return value
+
+
+def spelled(value: Any) -> str:
+    """A value as the command line spells it: true, false and none in lower case."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def respelled(text: str) -> str:
+    """A method's spelling as it is written now; older runs have `=True` and `=False`."""
+    return re.sub(r"=(?:True|False)(?=[,+]|$)", lambda found: found[0].lower(), text)
 
 
 def _truth(value: Any) -> bool:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from coterie import registry
 from coterie.aggregators.aggregator import Aggregator
-from coterie.config import Training, options
+from coterie.config import Training, options, spelled
 from coterie.errors import unknown
 from coterie.experiment import Experiment
 from coterie.method import Method
@@ -101,7 +101,7 @@ def _spelled(value: Any) -> str:
     if isinstance(value, Aggregator):
         changed = ",".join(_changed(value))
         return f"{value.name}:{changed}" if changed else value.name
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value) or "-"
+    return spelled(value) or "-"
 
 
 def _defaults(cls: type[Entry]) -> str:

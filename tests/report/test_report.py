@@ -156,7 +156,7 @@ def test_the_released_fedfew_collapses_and_the_report_says_so(data):
     assert few["worth"] <= 0.01  # a choice that nobody makes is worth nothing
 
 
-@pytest.mark.parametrize("name", ["ifca", "fedfew:normalise=True"])
+@pytest.mark.parametrize("name", ["ifca", "fedfew:normalise=true"])
 def test_healthy_models_are_not_said_to_have_collapsed(data, name):
     few = method(data, name)["few"]
     assert few["verdict"] == "healthy"
