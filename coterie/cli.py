@@ -187,8 +187,15 @@ def show_command(
     run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")], markdown: MarkdownOption = False
 ) -> None:
     """Print what a run has found so far."""
-    experiment, single = _saved(run)
     folders = inside(run)
+    if folders and not (run / saved.EXPERIMENT).exists():  # written by Python, or one run of a comparison
+        results = [folder.result() for folder in folders]
+        if markdown:
+            print(as_markdown(results), end="")
+        else:
+            _print(results, {})
+        return
+    experiment, single = _saved(run)
     results = [folder.result() for folder in folders if folder.history()]
     if not results:
         raise CoterieError(f"{run} holds no evaluation yet; resume it.")
@@ -641,7 +648,8 @@ def _go_on(
 
 def _write_experiment(folder: Path, experiment: Experiment, single: bool) -> None:
     if (folder / saved.EXPERIMENT).exists():
-        raise CoterieError(f"{folder} already holds a run; `coterie resume {folder}` goes on, or choose another --out.")
+        raise CoterieError(f"{folder} already holds a run; `coterie resume {folder}` goes on with that one, as it "
+                           "was started; for another, choose another --out.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         record = {"single": single, "experiment": experiment.record(), "command": ["coterie", *sys.argv[1:]],

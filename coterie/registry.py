@@ -60,6 +60,8 @@ def method(spec: str, **values: Any) -> Method:
         cls, rest = _from_file(Path(file[1]), file[2]), file[3] or ""
     else:
         name, _, rest = text.partition(":")
+        if name.endswith(".py"):
+            raise CoterieError(f"which class of {name} is the method? Write {name}:NAME.")
         if name.lower() not in methods():
             raise unknown("method", name, methods())
         cls = methods()[name.lower()]

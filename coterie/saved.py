@@ -46,7 +46,8 @@ def read_experiment(folder: Path) -> tuple[Experiment, bool, str]:
     """
     path = folder / EXPERIMENT
     if not path.is_file():
-        raise CoterieError(f"{folder} is not a run folder: it has no {EXPERIMENT}.")
+        why = f"it has no {EXPERIMENT}" if folder.exists() else "it does not exist"
+        raise CoterieError(f"{folder} is not a run folder: {why}.")
     try:
         record = json.loads(path.read_text())
         experiment, single = Experiment.of(record["experiment"], str(path)), bool(record["single"])
@@ -130,7 +131,7 @@ class Saved:
         if not self.model:
             raise CoterieError(
                 f"{self.folder.path} does not say which model it trained; name it with --model, e.g. "
-                "--model mlp:hidden=64 or --model mymodel.py:Net."
+                "--model mlp:hidden=64 or --model mymodel.py:Net (in export the flag is --net)."
             )
         name, given = parse_options(self.model)
         return models.model(name, self.shape, self.outputs, **given)

@@ -16,6 +16,7 @@ import pytest
 
 from coterie import checkpoint, cli, methods, registry
 from coterie.config import Training
+from coterie.errors import CoterieError
 from coterie.experiment import DEFAULT_PARTITION, Experiment
 from coterie.folder import Folder
 from coterie.report import catalogue
@@ -86,6 +87,16 @@ def test_show_prints_the_same_table(compared):
     assert shown.returncode == 0, shown.stderr
     row = next(line for line in text.splitlines() if line.strip().startswith("fedfew"))
     assert row.split()[:4] == next(x for x in shown.stdout.splitlines() if x.strip().startswith("fedfew")).split()[:4]
+
+
+def test_show_prints_one_run_of_a_comparison_and_the_python_api_names_them(compared, monkeypatch, capsys):
+    """It has no experiment.json, like the folders that coterie.run writes."""
+    place, _ = compared
+    shown = in_process_shown(["show", str(place / "out" / "fedper" / "seed0")], monkeypatch, capsys).out
+    assert "fedper" in shown
+    assert "fedfew" not in shown
+    with pytest.raises(CoterieError, match=r"holds 8 runs; name one of them, e\.g\. .*seed"):  # 4 methods, 2 seeds
+        Folder(place / "out").result()
 
 
 def in_process_shown(words, monkeypatch, capsys):
@@ -310,8 +321,10 @@ BAD = {
     "no such part": (["run", "fedper:personal=haed", "--partition", "iid"], "did you mean 'head'"),
     "missing file": (["run", "fedavg", "--data", "no.npz"], "no.npz"),
     "missing config": (["run", "--config", "no.toml"], "no.toml"),
+    "a file without its class": (["run", "mine.py"], "Write mine.py:NAME"),
     "missing method file": (["run", "no.py:Mine"], "no.py"),
-    "not a run": (["show", "nowhere"], "not a run folder"),
+    "not a run": (["show", "nowhere"], "not a run folder: it does not exist"),
+    "a report of a file": (["report", __file__], "is a file; give a run folder"),
     "resume nothing": (["resume", "nowhere"], "not a run folder"),
     "two methods": (["run"], "run trains one method"),
     "no device": (["run", "fedavg", "--set", "device=tpu9000"], "device"),
@@ -400,6 +413,7 @@ def test_a_run_folder_is_never_overwritten(tmp_path):
     again = coterie(*words, cwd=tmp_path)
     assert again.returncode == 2
     assert "already holds a run" in again.stderr
+    assert "choose another --out" in again.stderr
 
 
 def test_damaged_checkpoints_are_named(tmp_path, monkeypatch, capsys):

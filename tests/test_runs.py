@@ -210,7 +210,7 @@ def test_spellings_have_true_and_false_as_people_type_them_and_read_both(spec):
 
 
 def test_a_comparison_of_the_older_spelling_is_read_and_resumed_in_its_folders(tmp_path):
-    """Its folder and config say True. The finished seed is kept, the open one goes on beside it; they are one method."""
+    """Its folder and config say True. The finished seed is kept, the open one goes on beside it: one method."""
     federation = coterie.Federation.from_clients(clients())
     options = {"rounds": 2, "seeds": 2, "folder": tmp_path, "device": "cpu"}
     spec = "fedfew:models=2,normalise=true"

@@ -60,6 +60,7 @@ class Findings:
     objective: Objective
     guess: Array | None = None  # [clients]
     """What always answering its most frequent training class scores for each client that trains; None for targets."""
+    validation: int | None = None  # validation samples of the median client
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ def advise(
     found = Findings(
         candidates(results, data), measured, groups, data.population, len(data.unseen),
         (int(sizes.min()), int(np.median(sizes))), results[0].at("served").metric, newcomers, objective, guess(data),
+        int(np.median(federation.sizes("val")[federation.seen])),
     )
     return Pilot(found, decide(found), plan, time.perf_counter() - start)
 

@@ -113,6 +113,7 @@ def _alone(pilot: Pilot) -> list[str]:
     own, theirs = (_value(pilot, mean_seen(one)) for one in (named["local"], shared))
     numbers = f"{own} alone, {theirs} with {shared.label}"
     least, median = found.samples
+    validated = "" if found.validation is None else f" and {found.validation} for validation"
     used = "" if pilot.plan.samples is None else f", of which the pilot used at most {pilot.plan.samples}"
     return [
         {
@@ -120,7 +121,7 @@ def _alone(pilot: Pilot) -> list[str]:
             "as good": f"Learning alone and learning from others are equally good ({numbers}).",
             "enough": f"Clients have enough data to learn alone ({numbers}).",
         }[pilot.advice.local],
-        f"The median client has {median} training samples, the smallest {least}{used}.",
+        f"The median client has {median} training samples{validated}, the smallest {least}{used}.",
     ]
 
 
