@@ -38,6 +38,7 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 $(READY): pyproject.toml constraints.txt
+	@echo "creating $(VENV): a few minutes, about 2.5 GB (more where PyTorch comes with CUDA)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,flower]"
 	touch $(READY)

@@ -10,18 +10,22 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from click import Context, HelpFormatter
 from rich.console import Console
 from rich.live import Live as Refreshed
+from typer.core import TyperArgument, TyperCommand
 
 import coterie
 from coterie import presets, registry, runs, saved
+from coterie.config import Training
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.experiment import Experiment, with_settings
+from coterie.experiment import DEFAULT_PARTITION, Experiment, check_clients, with_settings
 from coterie.folder import Folder, environment, inside
 from coterie.report import catalogue, logs
 from coterie.report.progress import Live
@@ -41,6 +45,26 @@ app = typer.Typer(
 console = Console()
 
 
+class Command(TyperCommand):
+    """Puts right what typer 0.20 does with click 8.5: arguments lose their help, and defaults read `\\[default: 2]`."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        hints = get_type_hints(self.callback, include_extras=True)
+        for one in self.params:
+            if isinstance(one, TyperArgument) and not one.help:
+                one.help = hints[one.name].__metadata__[0].help
+
+    def format_arguments(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Nothing: typer lists them with the options, and click would list them again."""
+
+    def get_help(self, ctx: Context) -> str:
+        return super().get_help(ctx).replace("\\[", "[")
+
+
+command = partial(app.command, cls=Command)
+
+
 def _say_version(wanted: bool) -> None:
     if wanted:
         print(f"coterie {coterie.__version__}")
@@ -56,26 +80,46 @@ def top(
     pass
 
 
+def _by_default(text: str, of: type[Any], name: str) -> str:
+    """The help of an option whose default is that of a dataclass."""
+    return f"{text}  [default: {next(f.default for f in fields(of) if f.name == name)}]"
+
+
 DataOption = Annotated[
     str | None,
-    typer.Option("--data", help="digits, or a file or folder: photos/, table.csv:label=species,client=site, ..."),
+    typer.Option("--data", help=_by_default(
+        "digits, or a file or folder: photos/, table.csv:label=species,client=site, ...", Experiment, "data")),
 ]
+PathArgument = Annotated[str | None, typer.Argument(metavar="[DATA]", help="The same as --data.")]
 PartitionOption = Annotated[
     str | None,
-    typer.Option("--partition", help="How to deal the data, e.g. dirichlet:alpha=0.1 or iid or natural."),
+    typer.Option("--partition", help="How to deal the data: dirichlet:alpha=0.1, iid, natural, ...  "
+                 f"[default: natural where the data name their clients, else {DEFAULT_PARTITION}]"),
 ]
-ClientsOption = Annotated[int | None, typer.Option("--clients", help="Clients that train.")]
+ClientsOption = Annotated[
+    int | None, typer.Option("--clients", help=_by_default("Clients that train.", Experiment, "clients"))
+]
 ChurnOption = Annotated[
     str | None,
     typer.Option("--churn", help="Clients come and go: random:rate=0.1, or a csv with client,arrives,leaves."),
 ]
-UnseenOption = Annotated[int | None, typer.Option("--unseen", help="Further clients kept out of training.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="mlp, cnn, ... or file.py:Net; options: mlp:hidden=8")]
-HeadOption = Annotated[str | None, typer.Option("--head", help="The layer that makes the scores.")]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
+UnseenOption = Annotated[
+    int | None,
+    typer.Option("--unseen", help=_by_default("Further clients kept out of training.", Experiment, "unseen")),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help=_by_default("mlp:hidden=8, cnn, ... or file.py:Net", Experiment, "model")),
+]
+HeadOption = Annotated[
+    str | None, typer.Option("--head", help="The layer that makes the scores.  [default: the last linear one]")
+]
+RoundsOption = Annotated[
+    int | None, typer.Option("--rounds", help=_by_default("Communication rounds.", Training, "rounds"))
+]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="name=value, repeatable: a training option (lr, ...) or a method's (fedprox.mu)."),
+    typer.Option("--set", help="name=value, repeatable: lr=0.1, ... (`coterie options` lists them) or fedprox.mu=0.1."),
 ]
 PresetOption = Annotated[
     str | None, typer.Option("--preset", help="A published experiment, e.g. fedfew/cifar100-dirichlet-20.")
@@ -89,15 +133,17 @@ LogOption = Annotated[
     list[str] | None,
     typer.Option("--log", help="tensorboard or mlflow, repeatable: also write local files for it into the folder."),
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder; by default a new one under runs/.")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder.  [default: a new one under runs/]")]
 
 
-@app.command("run")
+@command("run")
 def run_command(
     method: Annotated[str | None, typer.Argument(help="fedfew, fedfew:models=5, fedfew:official, my.py:Mine")] = None,
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Names every stream of randomness.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help=_by_default("Same seed, same result.", Training, "seed"))
+    ] = None,
     settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
     data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None, log: LogOption = None,
 ) -> None:
@@ -109,50 +155,50 @@ def run_command(
         named = ", ".join(experiment.methods) or "none is named"
         raise CoterieError(f"run trains one method ({named}); `coterie methods` lists them, compare takes several.")
     folder = out or _fresh_folder(registry.method(experiment.methods[0]).name)
-    _go_on(experiment, folder, single=True, resume=False, log=log or ())
+    _go_on(experiment, folder, single=True, resume=False, log=log or (), clients=clients)
 
 
-@app.command("compare")
+@command("compare")
 def compare_command(
     named: Annotated[
-        list[str] | None, typer.Argument(metavar="[METHODS]...", help="Methods; Local and FedAvg always take part.")
+        list[str] | None,
+        typer.Argument(metavar="[METHODS]...", help="fedper, fedfew:models=3, ... or all; local and fedavg always take "
+                       f"part.  [default: {' '.join(DEFAULT_METHODS)}]"),
     ] = None,
     methods: Annotated[
         list[str] | None, typer.Option("--methods", help="A further method, repeatable; all stands for every one.")
     ] = None,
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
     unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="Number of seeds.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help=_by_default("Runs of each method.", Experiment, "seeds"))
+    ] = None,
     settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
     data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None,
 ) -> None:
-    """Train several methods on the same federation and print one table."""
+    """Train several methods on the same clients; one table."""
     experiment = _experiment(config, data, partition, clients, unseen, model, head, rounds, settings or [],
                              (*(named or ()), *(methods or ())), DEFAULT_METHODS, churn=churn, preset=preset,
                              data_dir=data_dir)
     if seeds is not None:
         experiment = Experiment.of({**experiment.record(), "seeds": seeds})
-    _go_on(experiment, out or _fresh_folder("compare"), single=False, resume=False)
+    _go_on(experiment, out or _fresh_folder("compare"), single=False, resume=False, clients=clients)
 
 
-@app.command("resume")
-def resume_command(
-    run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")], log: LogOption = None
-) -> None:
-    """Go on with a run that was stopped or killed; the result is the same as without the interruption."""
-    experiment, single = _saved(run)
-    if log and not single:
-        raise CoterieError("--log writes one run; `coterie report` and `coterie watch` read a comparison's runs.")
-    _go_on(experiment, run, single, resume=True, log=log or ())
-
-
-@app.command("show")
+@command("show")
 def show_command(
     run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")], markdown: MarkdownOption = False
 ) -> None:
     """Print what a run has found so far."""
-    experiment, single = _saved(run)
     folders = inside(run)
+    if folders and not (run / saved.EXPERIMENT).exists():  # written by Python, or one run of a comparison
+        results = [folder.result() for folder in folders]
+        if markdown:
+            print(as_markdown(results), end="")
+        else:
+            _print(results, {})
+        return
+    experiment, single = _saved(run)
     results = [folder.result() for folder in folders if folder.history()]
     if not results:
         raise CoterieError(f"{run} holds no evaluation yet; resume it.")
@@ -170,13 +216,16 @@ def show_command(
         _print(results, experiment.published)
 
 
-@app.command("report")
+@command("report")
 def report_command(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or comparisons'.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="The page to write.")] = Path("report.html"),
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Write one HTML page that answers which method pays, for whom; its figures as PNG and SVG beside it."""
+    """Write one HTML page: which method pays, and for whom.
+
+    Its figures lie beside it as PNG and SVG.
+    """
     from coterie.report import page
 
     written, figures = page.write(folders, out)
@@ -185,13 +234,16 @@ def report_command(
         typer.launch(written.resolve().as_uri())
 
 
-@app.command("watch")
+@command("watch")
 def watch_command(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or comparisons'.")],
     port: Annotated[int, typer.Option("--port", help="Of 127.0.0.1; 0 takes a free one.")] = 0,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Serve the report of a running (or finished) run on this machine; it follows the run. ctrl-C ends it."""
+    """Serve the report on this machine, while a run goes on.
+
+    The page follows the run; of a finished one it shows the result. ctrl-C ends it.
+    """
     from coterie.report import watch
 
     with watch.server(folders, port) as server:
@@ -202,18 +254,70 @@ def watch_command(
         server.serve_forever()
 
 
-@app.command("data")
+@command("resume")
+def resume_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")], log: LogOption = None
+) -> None:
+    """Go on with a run that was stopped or killed.
+
+    The result is the same as without the interruption.
+    """
+    experiment, single = _saved(run)
+    if log and not single:
+        raise CoterieError("--log writes one run; `coterie report` and `coterie watch` read a comparison's runs.")
+    _go_on(experiment, run, single, resume=True, log=log or ())
+
+
+@command("advise")
+def advise_command(
+    path: PathArgument = None, data: DataOption = None, partition: PartitionOption = None,
+    clients: ClientsOption = None,
+    unseen: Annotated[
+        int | None, typer.Option("--unseen", help="Clients that play newcomers.  [default: some of 8 and more]")
+    ] = None,
+    model: ModelOption = None, head: HeadOption = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Rounds of the pilot.  [default: what fits into the budget]")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Number of seeds.")] = 2,
+    budget: Annotated[float, typer.Option("--budget", help="Seconds the pilot may take.")] = 180.0,
+    newcomers: Annotated[
+        str, typer.Option("--newcomers", help="How often new clients come: often, some or none.")
+    ] = "some",
+    objective: Annotated[
+        str, typer.Option("--objective", help="What counts: the mean client or the worst tenth (worst).")
+    ] = "mean",
+    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+) -> None:
+    """Say which kind of method fits these clients.
+
+    A short pilot, and advice with the numbers behind it.
+    """
+    from coterie.advise import command as pilots
+
+    experiment = _experiment(config, _either(path, data), partition, clients, unseen, model, head, None, settings or [],
+                             ())
+    with console.status("pilot") as shown:
+        pilot, go_on = pilots.run(
+            experiment, settings or [], rounds, seeds, budget, newcomers, objective,
+            lambda text: shown.update(text) if console.is_terminal else None, clients,
+        )
+    folder = out or _fresh_folder("advice")
+    pilots.show(pilot, go_on, folder, _wide())
+
+
+@command("data")
 def data_command(
-    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
-    unseen: UnseenOption = None, config: ConfigOption = None, preset: PresetOption = None,
-    data_dir: DataDirOption = None,
+    path: PathArgument = None, data: DataOption = None, partition: PartitionOption = None,
+    clients: ClientsOption = None, unseen: UnseenOption = None, config: ConfigOption = None,
+    preset: PresetOption = None, data_dir: DataDirOption = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw who holds which class to this file.")] = None,
     each: Annotated[bool, typer.Option("--each", help=f"List every client, also more than {LISTED}.")] = False,
 ) -> None:
     """Show how the data lie over the clients."""
-    experiment = _experiment(config, data, partition, clients, unseen, None, None, None, [], (), preset=preset,
-                             data_dir=data_dir)
-    federation = experiment.federation()
+    experiment = _experiment(config, _either(path, data), partition, clients, unseen, None, None, None, [], (),
+                             preset=preset, data_dir=data_dir)
+    federation = check_clients(experiment.federation(), clients)
     _say_notes(federation)
     listed = federation.listing() if each or federation.clients <= LISTED else "--each lists the clients one by one."
     console.print(federation.summary(), listed, sep="\n\n", markup=False, highlight=False, soft_wrap=True)
@@ -223,19 +327,7 @@ def data_command(
         console.print(f"picture: {bubbles(federation, picture)}")
 
 
-@app.command("presets")
-def presets_command(
-    preset: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this one in full.")] = None,
-    markdown: MarkdownOption = False,
-) -> None:
-    """List the published experiments, or print one as a file that --config reads."""
-    if markdown:
-        print(presets.markdown(), end="")
-    else:
-        print("\n".join(presets.listing()) if preset is None else presets.text(preset))
-
-
-@app.command("methods")
+@command("methods")
 def methods_command(
     name: Annotated[str | None, typer.Argument(help="Explain this method or aggregator.")] = None,
     markdown: MarkdownOption = False,
@@ -249,7 +341,7 @@ def methods_command(
     wide.print(found, highlight=False)
 
 
-@app.command("check")
+@command("check")
 def check_command(
     method: Annotated[str, typer.Argument(help="mine.py:Mine, or the name of a method.")],
 ) -> None:
@@ -263,69 +355,32 @@ def check_command(
         raise typer.Exit(1)
 
 
-@app.command("bench")
-def bench_command(
-    named: Annotated[
-        list[str] | None, typer.Argument(metavar="[METHODS]...", help="By default fedavg and fedfew.")
-    ] = None,
-    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
-    model: ModelOption = None, settings: SetOption = None,
+@command("options")
+def options_command(markdown: MarkdownOption = False) -> None:
+    """List the training options: default and meaning."""
+    if markdown:
+        print(catalogue.option_markdown(), end="")
+    else:
+        wide = _wide()
+        wide.print(catalogue.option_listing(wide.width), highlight=False)
+
+
+@command("presets")
+def presets_command(
+    preset: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this one in full.")] = None,
+    markdown: MarkdownOption = False,
 ) -> None:
-    """Time a round here against the published way: a loop over clients, a DataLoader, eager SGD."""
-    from coterie import bench
+    """List the published experiments, or print one.
 
-    experiment = _experiment(None, data, partition, clients, None, model, None, None, settings or [],
-                             tuple(named or ()), ("fedavg", "fedfew:official"))
-    federation = experiment.federation().without_validation()
-    wide = _wide()
-    with wide.status("timing") as shown:
-        timings = bench.run(experiment, federation, lambda method: shown.update(f"timing {method}"))
-    wide.print(bench.table(timings))
+    It is printed as a file that --config reads.
+    """
+    if markdown:
+        print(presets.markdown(), end="")
+    else:
+        print("\n".join(presets.listing()) if preset is None else presets.text(preset))
 
 
-@app.command("advise")
-def advise_command(
-    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
-    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", help="Rounds of the pilot; by default what fits into the budget.")
-    ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Number of seeds.")] = 2,
-    budget: Annotated[float, typer.Option("--budget", help="Seconds the pilot may take.")] = 180.0,
-    newcomers: Annotated[
-        str, typer.Option("--newcomers", help="How often new clients come: often, some or none.")
-    ] = "some",
-    objective: Annotated[
-        str, typer.Option("--objective", help="What counts: the mean client or the worst tenth (worst).")
-    ] = "mean",
-    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
-) -> None:
-    """Which way of personalization fits these clients? A short pilot, and advice with the numbers behind it."""
-    from coterie.advise import command
-
-    experiment = _experiment(config, data, partition, clients, unseen, model, head, None, settings or [], ())
-    with console.status("pilot") as shown:
-        pilot, go_on = command.run(
-            experiment, settings or [], rounds, seeds, budget, newcomers, objective,
-            lambda text: shown.update(text) if console.is_terminal else None,
-        )
-    folder = out or _fresh_folder("advice")
-    command.show(pilot, go_on, folder, _wide())
-
-
-@app.command("textbook")
-def textbook_command(
-    out: Annotated[Path, typer.Option("--out", help="Where the two pictures go.")] = Path("runs/textbook"),
-) -> None:
-    """Global, local or personalized? The textbook's table and two exercises, computed by the library itself."""
-    from coterie import textbook
-
-    console.print(textbook.show())
-    for path in textbook.draw(out):
-        console.print(f"picture: {path}")
-
-
-@app.command("personalize")
+@command("personalize")
 def personalize_command(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     data: Annotated[str, typer.Option("--data", help="The newcomer's samples, e.g. an .npz file with x and y.")],
@@ -334,18 +389,23 @@ def personalize_command(
     adapt: Annotated[str, typer.Option("--adapt", help="auto, yes or no: local training after the method's rule.")]
     = "auto",
     future: Annotated[int | None, typer.Option("--future", help="Further samples the interval is for.")] = None,
-    model: ModelOption = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="How the model is spelled, where the run does not know it.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Names the folds.")] = 0,
     report: Annotated[str, typer.Option("--report", help="text, or json for machines.")] = "text",
 ) -> None:
-    """Give a client that took no part in training its model, and say how good it will be."""
+    """Give a client that took no part in training its model.
+
+    Also says how good it will be.
+    """
     from coterie import newcomers
 
     opened = _opened(run, model)
     print(newcomers.hand_out(opened, data, out, client, adapt, future, seed, report))
 
 
-@app.command("export")
+@command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(help="A run folder, or a model.safetensors that coterie wrote.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")],
@@ -359,7 +419,10 @@ def export_command(
         str | None, typer.Option("--net", help="How the model is spelled, where the run or file does not know it.")
     ] = None,
 ) -> None:
-    """Write a model for other programs, and check that the file gives the same outputs."""
+    """Write a model for other programs.
+
+    The file is read back and must give the same outputs.
+    """
     from coterie import export
 
     form = export.format_of(out, form)
@@ -372,7 +435,7 @@ def export_command(
     print(export.hand_out(piece, out, form))
 
 
-@app.command("keys")
+@command("keys")
 def keys_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the folders of CA, server and clients lie.")],
     more: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Further clients.")] = None,
@@ -386,7 +449,10 @@ def keys_command(
         str | None, typer.Option("--renew", metavar="server|NAME", help="Replace what the server or a client has.")
     ] = None,
 ) -> None:
-    """Make certificates and keys for a server and its clients, and say what goes to whom."""
+    """Flower: make keys for a server and its sites.
+
+    Certificates and keys, and what goes to whom.
+    """
     from coterie.flower import keys
 
     if more and not clients:
@@ -398,7 +464,7 @@ def keys_command(
     print("\n".join(said))
 
 
-@app.command("server")
+@command("server")
 def server_command(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file: method, model, shape, classes, ...")],
     out: Annotated[Path, typer.Option("--out", help="The run's folder; started on it again, the run goes on.")],
@@ -409,13 +475,16 @@ def server_command(
         bool, typer.Option("--keep-messages", help="Keep everything that sites send in OUT/messages.")
     ] = False,
 ) -> None:
-    """Train across real sites: start the server, admit the sites' keys, and run the experiment to its end."""
+    """Flower: train across real sites, as the server.
+
+    Starts the server, admits the sites' keys, and runs the experiment to its end.
+    """
     from coterie.flower import operator
 
     operator.serve(config, out, listen, keys, insecure, keep_messages)
 
 
-@app.command("client")
+@command("client")
 def client_command(
     data: Annotated[str, typer.Option("--data", help="The site's samples; they stay where they are.")],
     server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="Where to connect.")] = None,
@@ -433,7 +502,10 @@ def client_command(
     test: Annotated[float, typer.Option("--test", help="Share of the samples held back for testing.")] = 0.25,
     seed: Annotated[int, typer.Option("--seed", help="Seed of that split.")] = 0,
 ) -> None:
-    """Take part as a site; or show what would be sent; or use the site's model."""
+    """Flower: take part in a training, as a site.
+
+    Or show what would be sent (--dry-run), or use the site's model (--predict).
+    """
     from coterie.flower import operator
 
     settings = {"device": device, "val": val, "test": test, "seed": seed}
@@ -450,13 +522,16 @@ def client_command(
         operator.connect(server, data, home, keys, insecure, name, settings)
 
 
-@app.command("status")
+@command("status")
 def status_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of `coterie server --out`.")],
     follow: Annotated[bool, typer.Option("--follow", help="Go on showing it, until ctrl-C.")] = False,
     lift: Annotated[str | None, typer.Option("--lift", metavar="SITE", help="End a site's quarantine.")] = None,
 ) -> None:
-    """Who is connected, who answered, who is quarantined, and how far the run is."""
+    """Flower: say how far the server's run is.
+
+    Who is connected, who answered, and who is quarantined.
+    """
     from coterie.flower import operator
 
     if lift is not None:
@@ -473,7 +548,52 @@ def status_command(
             shown.update(operator.status(folder), refresh=True)
 
 
+@command("bench")
+def bench_command(
+    named: Annotated[
+        list[str] | None, typer.Argument(metavar="[METHODS]...", help="By default fedavg and fedfew.")
+    ] = None,
+    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
+    model: ModelOption = None, settings: SetOption = None,
+) -> None:
+    """Time a round here against the published way.
+
+    That is a loop over clients, a DataLoader, eager SGD.
+    """
+    from coterie import bench
+
+    experiment = _experiment(None, data, partition, clients, None, model, None, None, settings or [],
+                             tuple(named or ()), ("fedavg", "fedfew:official"))
+    federation = check_clients(experiment.federation(), clients).without_validation()
+    wide = _wide()
+    with wide.status("timing") as shown:
+        timings = bench.run(experiment, federation, lambda method: shown.update(f"timing {method}"))
+    wide.print(bench.table(timings))
+
+
+@command("textbook")
+def textbook_command(
+    out: Annotated[Path, typer.Option("--out", help="Where the two pictures go.")] = Path("runs/textbook"),
+) -> None:
+    """Global, local or personalized? Six clients by hand.
+
+    The textbook's table and two exercises, computed by the library itself.
+    """
+    from coterie import textbook
+
+    console.print(textbook.show())
+    for path in textbook.draw(out):
+        console.print(f"picture: {path}")
+
+
 # -- building and running --------------------------------------------------------------------------------------------
+
+
+def _either(path: str | None, data: str | None) -> str | None:
+    """The data, named with --data or without it."""
+    if path is not None and data is not None:
+        raise CoterieError(f"'{path}' and --data {data} both name the data; give one of them.")
+    return data if path is None else path
 
 
 def _experiment(
@@ -500,12 +620,15 @@ def _say_notes(federation: Federation) -> None:
         print(f"coterie: {note}", file=sys.stderr)
 
 
-def _go_on(experiment: Experiment, folder: Path, single: bool, resume: bool, log: Sequence[str] = ()) -> None:
+def _go_on(
+    experiment: Experiment, folder: Path, single: bool, resume: bool, log: Sequence[str] = (),
+    clients: int | None = None,
+) -> None:
     """Build the parts, run what is left of the experiment, print and draw."""
     for kind in log:
         logs.check(kind)
     chosen = experiment.chosen()
-    federation = experiment.federation()
+    federation = check_clients(experiment.federation(), clients)
     _say_notes(federation)
     factory = experiment.factory(federation)
     training = {f.name: getattr(experiment.training, f.name) for f in fields(experiment.training)}

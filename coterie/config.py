@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Training:
     buffers: Literal["average", "local", "server"] = "average"
     """Running statistics of normalisation layers: averaged, kept by each client, or fixed as the server started."""
     seed: int = 0
-    """Names every stream of randomness."""
+    """Same seed, same result: every random draw follows from it."""
     device: str = "auto"
     """cpu, cuda, or auto for cuda where there is one."""
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
@@ -96,6 +97,14 @@ class Training:
         return self.lr
 
 
+OTHER_WORDS = {
+    "learningrate": "lr", "eta": "lr", "stepsize": "lr", "batchsize": "batch", "bs": "batch", "localepochs": "epochs",
+    "localsteps": "steps", "fraction": "participation", "clientfraction": "participation", "scheduler": "schedule",
+    "earlystopping": "patience", "dtype": "precision", "randomseed": "seed", "communicationrounds": "rounds",
+}
+"""What others call a training option, without `_` and `-`."""
+LISTED = "`coterie options` lists the training options with their meaning, `coterie methods NAME` a method's."
+
 _OPTIONS: dict[type[Any], dict[str, Any]] = {}  # resolving the hints of a class takes longer than all the rest
 
 
@@ -112,7 +121,8 @@ def build(cls: type[T], values: Mapping[str, Any], kind: str) -> T:
     known = options(cls)
     for name in values:
         if name not in known:
-            raise unknown(f"option of {kind}", name, known)
+            training = cls is Training
+            raise unknown(f"option of {kind}", name, known, OTHER_WORDS if training else None, LISTED * training)
     return cls(**{name: convert(value, known[name], f"{kind}'s {name}") for name, value in values.items()})
 
 
@@ -144,6 +154,16 @@ def convert(value: Any, hint: Any, what: str) -> Any:
     if hint in (bool, int, float) and isinstance(value, bool) and hint is not bool:
         raise CoterieError(f"{what} must be {_article(hint)}, not '{value}'.")
     return value
+
+
+def spelled(value: Any) -> str:
+    """A value as the command line spells it: true, false and none in lower case."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def respelled(text: str) -> str:
+    """A method's spelling as it is written now; older runs have `=True` and `=False`."""
+    return re.sub(r"=(?:True|False)(?=[,+]|$)", lambda found: found[0].lower(), text)
 
 
 def _truth(value: Any) -> bool:

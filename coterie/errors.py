@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 
@@ -14,9 +14,16 @@ class NoLabels(CoterieError):  # noqa: N818 (named for what it says)
     """Samples without labels, and nothing else wrong with them: a newcomer may be served all the same."""
 
 
-def unknown(kind: str, given: str, known: Iterable[str]) -> CoterieError:
-    """The error for a name that does not exist: it suggests the nearest one that does, else lists them all."""
+def unknown(
+    kind: str, given: str, known: Iterable[str], other_words: Mapping[str, str] | None = None, listed: str = ""
+) -> CoterieError:
+    """The error for a name that does not exist: it suggests the nearest one that does, else lists them all.
+
+    `other_words` are words for known names that are not alike, without `_` and `-`. Where a list alone says too little,
+    `listed` is the sentence that says where the names are explained.
+    """
     names = sorted(known)
-    near = get_close_matches(given.lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}."
-    return CoterieError(f"unknown {kind} '{given}'; {hint}")
+    meant = (other_words or {}).get(given.lower().replace("_", "").replace("-", ""))
+    near = [meant] if meant in names else get_close_matches(given.lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else "" if listed else f"known: {', '.join(names)}."
+    return CoterieError(f"unknown {kind} '{given}'; {' '.join(filter(None, (hint, listed)))}")

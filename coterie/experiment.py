@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from coterie import churn, files, models, registry
-from coterie.config import Training, build, options, split_options
+from coterie.config import LISTED, OTHER_WORDS, Training, build, options, split_options
 from coterie.data import Federation, Source, load, natural, partition, published, spelled
 from coterie.errors import CoterieError, unknown
 from coterie.method import Method
@@ -47,7 +47,9 @@ class Experiment:
     head: str | None = None
     """The layer that makes the scores, when it is not the last linear one."""
     methods: tuple[str, ...] = ()
+    """What is compared, as in `["fedper", "fedfew:models=3"]`; `local` and `fedavg` always take part."""
     seeds: int = 1
+    """Runs of each method in a comparison, which differ in the seed alone."""
     about: str = ""
     """A line for people."""
     published: dict[str, str] = field(default_factory=dict)
@@ -217,9 +219,12 @@ def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment
         if not dot:
             owner, option = "", name
         takers = [s for s, cls in classes.items() if owner in ("", cls.name) and option in options(cls)]
+        if not takers and name in options(Experiment):
+            raise CoterieError(f"{name} is no training option but a setting of the experiment: use its flag, or a file "
+                               "for --config; `coterie options` explains both.")
         if not takers:
             known = {*options(Training), *(o for cls in classes.values() for o in options(cls) if o != "aggregator")}
-            raise unknown("option", name, known)
+            raise unknown("option", name, known, OTHER_WORDS, LISTED)
         for spec in takers:
             per_method[spec][option] = value
     methods = tuple(
@@ -227,3 +232,11 @@ def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment
     )
     merged = build(Training, {**asdict(experiment.training), **training}, "training")
     return replace(experiment, methods=methods, training=merged)
+
+
+def check_clients(federation: Federation, asked: int | None) -> Federation:
+    """The federation, unless a number of clients was asked for and the data have clients of their own."""
+    if asked is not None and federation.recipe.get("partition") == "natural":
+        raise CoterieError(f"the data bring {federation.clients} clients of their own, so --clients does not apply; "
+                           f"--partition {DEFAULT_PARTITION} would deal them anew.")
+    return federation

@@ -28,6 +28,7 @@ from torch import Tensor
 
 import coterie
 from coterie import checkpoint
+from coterie.config import respelled
 from coterie.data.federation import SPLITS, Federation
 from coterie.errors import CoterieError
 from coterie.evaluate import STAGES, Evaluation, Scores, since_arrival, summarise
@@ -169,6 +170,7 @@ class Folder:
             arrives = tuple(int(arrives) for arrives, _ in config.get("churn", ()))
             if not isinstance(method, str) or not isinstance(seed, int) or not method:
                 raise ValueError("no method or no seed")
+            method = respelled(method)
             seen = [int(s.clients.max()) for e in history for stage, s in e.stages.items() if stage in SEEN]
             if arrives and max(seen, default=0) >= len(arrives):
                 raise ValueError(f"clients.csv names clients beyond the {len(arrives)} of the churn")
@@ -200,6 +202,9 @@ class Folder:
     def _read(self, name: str) -> dict[str, Any]:
         path = self.path / name
         if not path.is_file():
+            runs = inside(self.path) if name == "config.json" else []
+            if runs:
+                raise CoterieError(f"{self.path} holds {len(runs)} runs; name one of them, e.g. {runs[0].path}.")
             raise CoterieError(f"{self.path} is not a run folder: it has no {name}.")
         try:
             found = json.loads(path.read_text())

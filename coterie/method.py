@@ -68,6 +68,7 @@ class Method:
     """
 
     aggregator: Aggregator = field(default_factory=Mean, kw_only=True)
+    """How the server averages what clients send; chosen behind a plus, as in `fedavg+confree`."""
     validation: bool = field(default=True, kw_only=True)
     """Whether clients keep a validation split; released programs do not."""
     published: str = field(default="", kw_only=True)

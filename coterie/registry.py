@@ -17,7 +17,7 @@ import coterie.methods
 from coterie import files
 from coterie.aggregators.aggregator import Aggregator
 from coterie.aggregators.mean import Mean
-from coterie.config import build, convert, options
+from coterie.config import build, convert, options, spelled
 from coterie.errors import CoterieError, unknown
 from coterie.method import Method
 
@@ -60,6 +60,8 @@ def method(spec: str, **values: Any) -> Method:
         cls, rest = _from_file(Path(file[1]), file[2]), file[3] or ""
     else:
         name, _, rest = text.partition(":")
+        if name.endswith(".py"):
+            raise CoterieError(f"which class of {name} is the method? Write {name}:NAME.")
         if name.lower() not in methods():
             if name.endswith(".py"):
                 raise CoterieError(f"name the class in {name} too, as in {name}:Mine.")
@@ -108,7 +110,7 @@ def _spelled(name: str, value: Any) -> str:
         base = getattr(type(value), preset)() if preset else type(value)()
         if getattr(base, "published", "") == getattr(value, "published", ""):  # a preset's mark is no option
             mine = {n: getattr(value, n) for n in plain if getattr(value, n) != getattr(base, n)}
-            different = [f"{n}={'none' if v is None else v}" for n, v in mine.items()]
+            different = [f"{n}={spelled(v)}" for n, v in mine.items()]
             ways.append([preset, *different] if preset else different)
     items = min(ways, key=len, default=[])
     return f"{name}:{','.join(items)}" if items else name

@@ -13,7 +13,7 @@ from typing import Any
 
 from coterie import checkpoint, registry, server
 from coterie.churn import NEVER
-from coterie.config import Training, build
+from coterie.config import Training, build, respelled
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, validation_score
@@ -76,8 +76,9 @@ def compare(
     results: dict[tuple[Method, int], Result] = {}
     families: dict[Hashable, list[_Driver]] = {}
     for one in chosen:
+        place = None if folder is None else _place(Path(folder), registry.spelling(one))
         for seed in numbers:
-            inner = Folder(Path(folder) / _slug(registry.spelling(one)) / f"seed{seed}") if folder is not None else None
+            inner = Folder(place / f"seed{seed}") if place is not None else None
             if inner is not None and resume and inner.finished:
                 results[one, seed] = inner.result()
                 continue
@@ -269,6 +270,16 @@ def _config(method: Method, simulation: Simulation, head: str | None) -> dict[st
             "outputs": simulation.federation.outputs,
         },
     }
+
+
+def _place(folder: Path, spelling: str) -> Path:
+    """A method's folder in a comparison's: named by its spelling, or by that of an older version if it made it."""
+    place = folder / _slug(spelling)
+    if not place.exists():
+        for config in sorted(folder.glob("*/seed*/config.json")):
+            if respelled(str(Folder(config.parent).config().get("method"))) == spelling:
+                return config.parents[1]
+    return place
 
 
 def _slug(spelling: str) -> str:

@@ -46,7 +46,8 @@ def read_experiment(folder: Path) -> tuple[Experiment, bool, str]:
     """
     path = folder / EXPERIMENT
     if not path.is_file():
-        raise CoterieError(f"{folder} is not a run folder: it has no {EXPERIMENT}.")
+        why = f"it has no {EXPERIMENT}" if folder.exists() else "it does not exist"
+        raise CoterieError(f"{folder} is not a run folder: {why}.")
     try:
         record = json.loads(path.read_text())
         experiment, single = Experiment.of(record["experiment"], str(path)), bool(record["single"])

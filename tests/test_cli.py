@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from coterie import checkpoint, cli, methods, registry
+from coterie.config import Training
+from coterie.errors import CoterieError
+from coterie.experiment import DEFAULT_PARTITION, Experiment
 from coterie.folder import Folder
 from coterie.report import catalogue
 
@@ -83,6 +87,16 @@ def test_show_prints_the_same_table(compared):
     assert shown.returncode == 0, shown.stderr
     row = next(line for line in text.splitlines() if line.strip().startswith("fedfew"))
     assert row.split()[:4] == next(x for x in shown.stdout.splitlines() if x.strip().startswith("fedfew")).split()[:4]
+
+
+def test_show_prints_one_run_of_a_comparison_and_the_python_api_names_them(compared, monkeypatch, capsys):
+    """It has no experiment.json, like the folders that coterie.run writes."""
+    place, _ = compared
+    shown = in_process_shown(["show", str(place / "out" / "fedper" / "seed0")], monkeypatch, capsys).out
+    assert "fedper" in shown
+    assert "fedfew" not in shown
+    with pytest.raises(CoterieError, match=r"holds 8 runs; name one of them, e\.g\. .*seed"):  # 4 methods, 2 seeds
+        Folder(place / "out").result()
 
 
 def in_process_shown(words, monkeypatch, capsys):
@@ -194,6 +208,12 @@ def test_methods_lists_and_explains(tmp_path):
     assert "official" in page
 
 
+@pytest.mark.parametrize("cls", [*registry.methods().values(), *registry.aggregators().values()])
+def test_every_option_of_a_method_or_aggregator_is_explained(cls):
+    said = catalogue.explained(cls)
+    assert [name for name in catalogue.own_options(cls()) if not said.get(name, "").endswith(".")] == []
+
+
 def test_methods_explains_an_aggregator_too(monkeypatch, capsys):
     page = in_process_shown(["methods", "krum:faulty=2"], monkeypatch, capsys).out
     assert "fewest clients  7" in page  # 2 faulty + 3
@@ -205,6 +225,67 @@ def test_methods_prints_the_catalogue_as_markdown(monkeypatch, capsys):
     one = in_process_shown(["methods", "confree", "--markdown"], monkeypatch, capsys).out
     assert one.startswith("### confree\n")
     assert one in catalogue.markdown()
+
+
+def shown_at_80(words, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    return in_process_shown([*words, "--help"], monkeypatch, capsys).out
+
+
+def test_help_lists_the_commands_in_the_order_of_use_and_cuts_nothing_off(monkeypatch, capsys):
+    lines = shown_at_80([], monkeypatch, capsys).partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "run", "compare", "show", "report", "watch", "resume", "advise", "data", "methods", "options", "presets",
+        "personalize", "export", "keys", "server", "client", "status", "bench", "textbook",
+    ]
+    assert not [line for line in lines if "..." in line]
+
+
+def test_help_says_the_defaults_that_hold(monkeypatch, capsys):
+    """Taken from the dataclasses that the commands fill in, so they are what happens without the option."""
+    shown = " ".join(shown_at_80(["compare"], monkeypatch, capsys).split())
+    one = Experiment()
+    for flag, value in {"clients": one.clients, "unseen": one.unseen, "rounds": one.training.rounds,
+                        "seeds": one.seeds, "model": one.model, "data": one.data}.items():
+        said = shown.partition(f" --{flag} ")[2].partition(" --")[0]
+        assert f"[default: {value}]" in said, flag
+    assert f"else {DEFAULT_PARTITION}]" in shown
+    assert "a new one under runs/]" in shown
+    assert f"[default: {' '.join(cli.DEFAULT_METHODS)}]" in shown
+
+
+@pytest.mark.parametrize("name", ["run", "compare", "report", "advise", "methods", "keys"])
+def test_help_explains_the_arguments_and_has_no_stray_marks(name, monkeypatch, capsys):
+    """An argument's line has more than its name; a default is set in plain brackets."""
+    shown = shown_at_80([name], monkeypatch, capsys)
+    assert shown.lower().count("arguments:\n") == 1  # one list of them
+    arguments = shown.partition("Arguments:\n")[2].partition("\n\n")[0].splitlines()
+    assert all(len(line.split()) > 2 for line in arguments)
+    assert "\\" not in shown
+
+
+def test_data_takes_the_path_without_its_flag(tmp_path, monkeypatch, capsys):
+    """Four clients of ten samples: the same words as with --data; dealt anew there are as many as asked for."""
+    bad_npz(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    plain = in_process_shown(["data", "own.npz"], monkeypatch, capsys).out
+    assert plain == in_process_shown(["data", "--data", "own.npz"], monkeypatch, capsys).out
+    assert "4 (4 train" in plain
+    dealt = in_process_shown(["data", "own.npz", "--clients", "2", "--partition", "iid"], monkeypatch, capsys).out
+    assert "2 (2 train" in dealt
+
+
+@pytest.mark.parametrize("cls", [Training, Experiment])
+def test_options_lists_every_option_with_default_and_meaning(cls, monkeypatch, capsys):
+    """What a person can set is what the dataclass has; the training of an experiment is the other table."""
+    rows = {name: (default, said) for name, default, _, said in catalogue.option_rows(cls)}
+    assert list(rows) == [f.name for f in fields(cls) if f.name != "training"]
+    assert all(said for _, said in rows.values())
+    shown = in_process_shown(["options"], monkeypatch, capsys).out
+    for name, (default, _) in rows.items():
+        assert any(line.split()[:2] == [name, default] for line in shown.splitlines()), name
+    assert max(map(len, shown.splitlines())) <= 118
+    assert in_process_shown(["options", "--markdown"], monkeypatch, capsys).out == catalogue.option_markdown()
 
 
 def test_data_fits_one_screen_and_draws(tmp_path):
@@ -244,6 +325,10 @@ BAD = {
     "unknown partition": (["run", "fedavg", "--partition", "dirchlet:alpha=1"], "did you mean 'dirichlet'"),
     "unknown model": (["run", "fedavg", "--model", "mpl"], "did you mean 'mlp'"),
     "unknown option": (["run", "fedavg", "--set", "rouds=3"], "did you mean 'rounds'"),
+    "another word for it": (["run", "fedavg", "--set", "learningrate=1"], "did you mean 'lr'? `coterie options`"),
+    "and with a line": (["run", "fedavg", "--set", "learning_rate=1"], "did you mean 'lr'?"),
+    "nothing like an option": (["run", "fedfew", "--set", "zzz=1"], "unknown option 'zzz'; `coterie options` lists"),
+    "a setting is no option": (["run", "fedavg", "--set", "val=0.2"], "a setting of the experiment"),
     "unknown method option": (["run", "fedfew:model=3"], "did you mean 'models'"),
     "option of another method": (["run", "fedfew", "--set", "fedprox.mu=1"], "unknown option 'fedprox.mu'"),
     "not a number": (["run", "fedavg", "--set", "lr=fast"], "must be a number, not 'fast'"),
@@ -256,8 +341,10 @@ BAD = {
     "no such part": (["run", "fedper:personal=haed", "--partition", "iid"], "did you mean 'head'"),
     "missing file": (["run", "fedavg", "--data", "no.npz"], "no.npz"),
     "missing config": (["run", "--config", "no.toml"], "no.toml"),
+    "a file without its class": (["run", "mine.py"], "Write mine.py:NAME"),
     "missing method file": (["run", "no.py:Mine"], "no.py"),
-    "not a run": (["show", "nowhere"], "not a run folder"),
+    "not a run": (["show", "nowhere"], "not a run folder: it does not exist"),
+    "a report of a file": (["report", __file__], "is a file; give a run folder"),
     "resume nothing": (["resume", "nowhere"], "not a run folder"),
     "two methods": (["run"], "run trains one method"),
     "no device": (["run", "fedavg", "--set", "device=tpu9000"], "device"),
@@ -277,6 +364,7 @@ def bad_npz(place: Path) -> dict[str, tuple[list[str], str]]:
     below = y.copy()
     below[25] = -3
     np.savez(place / "nan.npz", x=holed, y=y, client=client)
+    np.savez(place / "own.npz", x=x, y=y, client=client)
     np.savez(place / "label.npz", x=x, y=below, client=client)
     np.savez(place / "short.npz", x=x, y=y[:-1], client=client)
     np.savez(place / "empty.npz", x=x[:0], y=y[:0], client=client[:0])
@@ -289,6 +377,10 @@ def bad_npz(place: Path) -> dict[str, tuple[list[str], str]]:
         "x and y differ": (["run", "fedavg", "--data", "short.npz", "--model", "linear"], "39"),
         "no samples": (["run", "fedavg", "--data", "empty.npz", "--model", "linear"], "no"),
         "not an archive": (["run", "fedavg", "--data", "text.npz"], "text.npz"),
+        "clients of their own": (["data", "own.npz", "--clients", "50"], "the data bring 4 clients of their own"),
+        "and in a run": (["run", "fedavg", "--data", "own.npz", "--clients", "50"], "so --clients does not apply"),
+        "and in a pilot": (["advise", "own.npz", "--clients", "50"], "--partition dirichlet:alpha=0.5 would deal them"),
+        "data named twice": (["data", "own.npz", "--data", "nan.npz"], "both name the data"),
         "broken toml": (["run", "fedavg", "--config", "broken.toml"], "broken.toml is not valid TOML"),
         "unknown setting": (["run", "fedavg", "--config", "unknown.toml"], "did you mean 'clients'"),
     }
@@ -341,6 +433,7 @@ def test_a_run_folder_is_never_overwritten(tmp_path):
     again = coterie(*words, cwd=tmp_path)
     assert again.returncode == 2
     assert "already holds a run" in again.stderr
+    assert "choose another --out" in again.stderr
 
 
 def test_damaged_checkpoints_are_named(tmp_path, monkeypatch, capsys):

@@ -35,7 +35,7 @@ FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE |
 REASON = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 LANGUAGES = ("python", "console", "toml", "text")
-NOT_RUN = 23
+NOT_RUN = 25
 """How many blocks have a reason not to run; whoever adds one raises it on purpose."""
 COMMANDS = typer.main.get_command(app).commands
 
@@ -211,6 +211,12 @@ def test_the_page_of_methods_is_what_the_code_generates():
     assert page == catalogue.markdown(), f"run `{catalogue.COMMAND}`"
 
 
+def test_the_page_of_options_is_what_the_code_generates():
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert catalogue.OPTIONS_COMMAND in page.partition("\n")[0]
+    assert page == catalogue.option_markdown(), f"run `{catalogue.OPTIONS_COMMAND}`"
+
+
 def test_the_site_builds_without_a_warning_and_is_complete(tmp_path, monkeypatch):
     """As `make docs` does: a warning is an error. One test, because the build takes most of its time."""
     pytest.importorskip("material", reason="pip install 'coterie[docs]' builds the site")
@@ -257,6 +263,15 @@ def test_every_page_is_in_the_nav():
     nav = (ROOT / "mkdocs.yml").read_text()
     for page in (ROOT / "docs").rglob("*.md"):
         assert f": {page.relative_to(ROOT / 'docs')}\n" in nav, page.name
+
+
+def test_the_command_is_activated_before_it_is_used():
+    """Whoever types a page from its top has `coterie` on the path from the first command on."""
+    for name in ("README.md", "docs/index.md"):
+        consoles = [block.text for block in blocks(ROOT / name) if block.language == "console"]
+        typed = [words for text in consoles for words in commands(text)]
+        first = next(place for place, words in enumerate(typed) if words[0] == "coterie")
+        assert ["source", ".venv/bin/activate"] in typed[:first], name
 
 
 # -- the README's facts ----------------------------------------------------------------------------------------------

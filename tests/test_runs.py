@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 import coterie
-from coterie import checkpoint
+from coterie import checkpoint, registry
+from coterie.config import respelled
 from coterie.errors import CoterieError
 from coterie.evaluate import chosen_round
 from coterie.folder import Folder
@@ -197,3 +198,34 @@ def test_the_same_seed_gives_the_same_rows_and_another_seed_others(tmp_path):
     rows = [result.simulation.server.row for result in runs]
     assert torch.equal(rows[0], rows[1])
     assert not torch.equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize("spec", ["fedfew:normalise=true", "fedfew:scale=false+median:weighted=false", "fedper"])
+def test_spellings_have_true_and_false_as_people_type_them_and_read_both(spec):
+    """What is typed is what is shown; spellings of older runs, with Python's words, mean the same method."""
+    assert registry.spelling(registry.method(spec)) == spec
+    old = spec.replace("=true", "=True").replace("=false", "=False")
+    assert registry.method(old) == registry.method(spec)
+    assert respelled(old) == respelled(spec) == spec
+
+
+def test_a_comparison_of_the_older_spelling_is_read_and_resumed_in_its_folders(tmp_path):
+    """Its folder and config say True. The finished seed is kept, the open one goes on beside it: one method."""
+    federation = coterie.Federation.from_clients(clients())
+    options = {"rounds": 2, "seeds": 2, "folder": tmp_path, "device": "cpu"}
+    spec = "fedfew:models=2,normalise=true"
+    first = coterie.compare([spec], model, federation, **options)
+    old = tmp_path / "fedfew-models-2-normalise-True"
+    (tmp_path / "fedfew-models-2-normalise-true").rename(old)
+    for config in old.glob("seed*/config.json"):
+        config.write_text(config.read_text().replace("normalise=true", "normalise=True"))
+    kept = (old / "seed0" / "result.json").stat().st_mtime_ns
+    digest = json.loads((old / "seed1" / "result.json").read_text())["rows_sha256"]
+    shutil.rmtree(old / "seed1")
+
+    again = coterie.compare([spec], model, federation, resume=True, **options)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fedavg", "fedfew-models-2-normalise-True", "local"]
+    assert (old / "seed0" / "result.json").stat().st_mtime_ns == kept
+    assert json.loads((old / "seed1" / "result.json").read_text())["rows_sha256"] == digest
+    assert [r.method for r in again] == [r.method for r in first]
+    assert [Folder(old / f"seed{seed}").result().method for seed in (0, 1)] == [spec, spec]

@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from coterie import runs
 from coterie.advise import report
@@ -14,7 +16,7 @@ from coterie.advise.decision import WEIGHT, Newcomers, Objective
 from coterie.advise.pilot import Pilot, advise
 from coterie.config import convert
 from coterie.data import Federation
-from coterie.experiment import Experiment
+from coterie.experiment import Experiment, check_clients
 
 VALIDATION = 0.2
 """Share of a client's training data held back: the pilot chooses on it, so it takes more than a run does."""
@@ -24,13 +26,13 @@ HELD_OUT = 0.15
 
 def run(
     experiment: Experiment, settings: list[str], rounds: int | None, seeds: int, budget: float, newcomers: str,
-    objective: str, tell: Callable[[str], None] = lambda text: None,
+    objective: str, tell: Callable[[str], None] = lambda text: None, clients: int | None = None,
 ) -> tuple[Pilot, str]:
-    """The pilot of an experiment and the command to go on with."""
+    """The pilot of an experiment and the command to go on with; `clients` is how many were asked for."""
     often: Newcomers = convert(newcomers, Newcomers, "newcomers")
     goal: Objective = convert(objective, Objective, "objective")
     training = {k: v for k, v in asdict(experiment.training).items() if k not in ("rounds", "seed", "evaluate_every")}
-    experiment, federation = held_out(replace(experiment, val=max(VALIDATION, experiment.val)), often)
+    experiment, federation = held_out(replace(experiment, val=max(VALIDATION, experiment.val)), often, clients)
 
     def watch(progress: runs.Progress) -> None:
         tell(f"{progress.method}, seed {progress.seed}: round {progress.round} of {progress.rounds}")
@@ -42,12 +44,15 @@ def run(
         )
     except runs.Interrupted:
         raise KeyboardInterrupt from None  # there is nothing to resume
-    return pilot, report.command(pilot, experiment, settings)
+    own = federation.recipe["partition"] == "natural"
+    return pilot, report.command(pilot, experiment, settings, own)
 
 
-def held_out(experiment: Experiment, newcomers: Newcomers) -> tuple[Experiment, Federation]:
+def held_out(
+    experiment: Experiment, newcomers: Newcomers, clients: int | None = None
+) -> tuple[Experiment, Federation]:
     """The federation with some clients kept out of training, unless the user said how many or none will come."""
-    federation = experiment.federation()
+    federation = check_clients(experiment.federation(), clients)
     count = round(HELD_OUT * federation.clients) if federation.clients >= 8 else 0
     if experiment.unseen or not WEIGHT[newcomers] or not count:
         return experiment, federation
@@ -61,10 +66,15 @@ def show(pilot: Pilot, go_on: str, folder: Path, console: Console) -> None:
     """Print the advice and write it down."""
     first, *rest = report.sentences(pilot)
     console.print(first, style="bold", highlight=False, markup=False)
-    console.print(" ".join(rest), highlight=False, markup=False)
+    lines = Table.grid(padding=(0, 1, 0, 0))
+    for text in rest:
+        lines.add_row("-", Text(text))
+    console.print(lines)
     console.print()
     console.print(report.table(pilot))
     console.print("\nTo go on:")
     console.print(f"  {go_on}", highlight=False, markup=False, soft_wrap=True)
+    for text in report.names(pilot):
+        console.print(text, highlight=False, markup=False)
     report.write(pilot, go_on, folder)
     console.print(f"advice: {folder / 'advice.md'}, {folder / 'advice.json'}", soft_wrap=True)

@@ -8,7 +8,7 @@ candidate within one standard error of the best; a lead of more than two is call
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -58,6 +58,9 @@ class Findings:
     metric: str  # accuracy or loss
     newcomers: Newcomers
     objective: Objective
+    guess: Array | None = None  # [clients]
+    """What always answering its most frequent training class scores for each client that trains; None for targets."""
+    validation: int | None = None  # validation samples of the median client
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ class Advice:
     """The candidate newcomers alone would choose, where that is beyond noise better for them than the chosen one."""
     new_behind: float
     """How far the chosen one is then behind it, for newcomers."""
+    learned: bool = True
+    """Whether any candidate is better than always answering each client's most frequent class, by a standard error."""
 
     @property
     def family(self) -> str:
@@ -111,7 +116,13 @@ def decide(findings: Findings) -> Advice:
         same = next(one for one in ranked if one.candidate is chosen.candidate)
         if same.beyond_noise:
             rival, lag = next(one for one in ranked if one.close), same.behind
-    return Advice(chosen, best, tuple(standings), _alone(findings), rival, lag)
+    top = max((one.candidate for one in standings), key=mean_seen)
+    return Advice(chosen, best, tuple(standings), _alone(findings), rival, lag, _learned(top, findings.guess))
+
+
+def mean_seen(candidate: Candidate) -> float:
+    """Its validation score, mean over seeds and the clients that train."""
+    return float(np.nanmean(candidate.seen))
 
 
 def _standings(candidates: Sequence[Candidate], weight: float, objective: Objective) -> list[Standing]:
@@ -159,13 +170,21 @@ def _over_clients(
     return np.asarray(np.nanmean(each[:, : max(1, held // 10)], 1))
 
 
+def _learned(top: Candidate, guess: Array | None) -> bool:
+    """Whether the best for the clients that train is more than noise above a constant answer for each of them."""
+    if guess is None:
+        return True
+    constant = replace(top, method="guess", seen=np.broadcast_to(guess, top.seen.shape))
+    return any(one.candidate is constant and not one.close for one in _standings([constant, top], 0.0, "mean"))
+
+
 def _alone(findings: Findings) -> Literal["too small", "as good", "enough"]:
     """Whether clients have enough data to learn alone, judged by the clients that trained."""
     local = [c for c in findings.candidates if c.family == "local" and _finite(c.seen)]
     others = [c for c in findings.candidates if c.family != "local" and _finite(c.seen)]
     if not local or not others:
         return "as good"
-    better = max(others, key=lambda c: float(np.nanmean(c.seen)))
+    better = max(others, key=mean_seen)
     ranked = _standings([*local, better], 0.0, "mean")
     for one in ranked:
         if one.beyond_noise:

@@ -97,9 +97,20 @@ def advise(
     sizes = federation.sizes("train")[federation.seen]
     found = Findings(
         candidates(results, data), measured, groups, data.population, len(data.unseen),
-        (int(sizes.min()), int(np.median(sizes))), results[0].at("served").metric, newcomers, objective,
+        (int(sizes.min()), int(np.median(sizes))), results[0].at("served").metric, newcomers, objective, guess(data),
+        int(np.median(federation.sizes("val")[federation.seen])),
     )
     return Pilot(found, decide(found), plan, time.perf_counter() - start)
+
+
+def guess(federation: Federation) -> Array | None:
+    """The validation accuracy `[clients]` of always answering a client's most frequent training class, for the clients
+    that train; NaN without validation data. None for targets."""
+    if not federation.classes:
+        return None
+    train, val = (federation.histogram(split)[federation.seen] for split in ("train", "val"))
+    right = np.take_along_axis(val, train.argmax(1)[:, None], 1)[:, 0]
+    return np.where(val.sum(1) > 0, right / np.maximum(val.sum(1), 1), np.nan)
 
 
 def candidates(results: Sequence[Result], federation: Federation) -> tuple[Candidate, ...]:

@@ -13,9 +13,8 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from coterie.advise.decision import WEIGHT, Candidate, Standing
+from coterie.advise.decision import WEIGHT, Candidate, Standing, mean_seen
 from coterie.advise.pilot import Pilot
-from coterie.advise.shift import CLEAR
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment
 from coterie.report.table import human_bytes, human_seconds, markdown_table
@@ -35,107 +34,140 @@ HEADS = ("family", "method", "validation", "behind ± noise", "test", "worst", "
 
 
 def sentences(pilot: Pilot) -> list[str]:
-    """The advice, most important first."""
+    """The advice, then one fact each, most important first."""
+    scored = _nothing(pilot) if not pilot.advice.learned else [_take(pilot), *_scored(pilot)]
+    facts = [*_unlike(pilot), *_alone(pilot), _groups(pilot), *_new(pilot), _cost(pilot), *_limits(pilot)]
+    return [*scored, *facts]
+
+
+def _take(pilot: Pilot) -> str:
+    family = pilot.advice.family
+    return f"Take {family}: {MEANING[family]} ({pilot.advice.chosen.candidate.label})."
+
+
+def _nothing(pilot: Pilot) -> list[str]:
+    """No candidate beats a constant answer, so nothing can be said about families."""
+    found, chosen = pilot.findings, pilot.advice.chosen.candidate
+    top = max((s.candidate for s in pilot.advice.standings), key=mean_seen)
+    assert found.guess is not None
+    constant = _value(pilot, float(np.nanmean(found.guess)))
+    return [
+        "Nothing was learned: no method is better, by more than noise, than always answering each client's most "
+        f"frequent class ({_value(pilot, mean_seen(top))} with {top.label}, {constant} without any model).",
+        "Scale the inputs (scale=true for tables), change the learning rate (--set lr=...) or allow more rounds; then "
+        "ask again.",
+        f"Until then the numbers below say little; by them {chosen.label} would be taken.",
+    ]
+
+
+def _scored(pilot: Pilot) -> list[str]:
     found, advice = pilot.findings, pilot.advice
     chosen, best = advice.chosen, advice.best
-    said = [f"Take {advice.family}: {MEANING[advice.family]} ({chosen.candidate.label})."]
     goal = "mean over clients" if found.objective == "mean" else "worst tenth of the clients"
     weight = WEIGHT[found.newcomers] if found.newcomers_held_out else 0
     if weight:
         goal += f", newcomers counting {100 * weight:.0f} %"
-    if chosen is best:
-        close = [s for s in advice.standings if s.close and s.candidate.family != advice.family]
-        others = [s for s in advice.standings if s.candidate.family != advice.family]
-        said.append(f"It has the best validation score, {_value(pilot, chosen.value)} ({goal}).")
-        if close:
-            said.append(f"{_names(close)} {'is' if len(close) == 1 else 'are'} within noise of it, and less simple.")
-        elif others:
-            next_one = min(others, key=lambda s: s.behind)
-            beyond = "more than noise" if next_one.beyond_noise else "between one and two standard errors"
-            said.append(f"The next family, {next_one.candidate.family} ({next_one.candidate.label}), is "
-                        f"{_points(pilot, next_one.behind)} behind, {beyond}.")
-    else:
-        said.append(
-            f"On validation data ({goal}) it has {_value(pilot, chosen.value)}; {best.candidate.label} has "
-            f"{_points(pilot, chosen.behind)} more, which is within noise (± {_points(pilot, chosen.error)}), and the "
-            "simpler one is preferred."
-        )
-    return [*said, _unlike(pilot), _alone(pilot), _groups(pilot), _new(pilot), _cost(pilot), _limits(pilot)]
+    if chosen is not best:
+        ahead, noise = _points(pilot, chosen.behind), _points(pilot, chosen.error)
+        return [
+            f"It scored {_value(pilot, chosen.value)} on validation data ({goal}).",
+            f"{best.candidate.label} scored {ahead} more, but with {found.clients} clients and {_seeds(pilot)} that is "
+            f"within noise (± {noise}), and {chosen.candidate.label} is simpler.",
+        ]
+    said = [f"It scored best on validation data: {_value(pilot, chosen.value)} ({goal})."]
+    close = [s for s in advice.standings if s.close and s.candidate.family != advice.family]
+    others = [s for s in advice.standings if s.candidate.family != advice.family]
+    if close:
+        said.append(f"{_names(close)} {'is' if len(close) == 1 else 'are'} within noise of it, and less simple.")
+    elif others:
+        after = min(others, key=lambda s: s.behind)
+        beyond = "more than noise" if after.beyond_noise else "hardly more than noise"
+        said.append(f"The next family, {after.candidate.family} ({after.candidate.label}), scored "
+                    f"{_points(pilot, after.behind)} less, {beyond} (± {_points(pilot, after.error)}).")
+    return said
 
 
-def _unlike(pilot: Pilot) -> str:
+def _unlike(pilot: Pilot) -> list[str]:
     shift, classes = pilot.findings.shift, pilot.findings.metric == "accuracy"
     if classes:
         beyond = shift.label - shift.label_by_chance
-        how = "hardly differ" if beyond < 0.05 else "differ" if beyond < 0.25 else "differ much"
-        text = (f"Labels {how} between clients (distance {shift.label:.2f}; equal clients of these sizes would show "
-                f"{shift.label_by_chance:.2f})")
+        how = "about the same" if beyond < 0.05 else "different" if beyond < 0.25 else "very different"
+        said = [f"Clients hold {how} mixes of classes (distance {shift.label:.2f}; by chance alone it would be "
+                f"{shift.label_by_chance:.2f})."]
     else:
-        text = f"Of the targets' variance, {100 * shift.label:.0f} % lie between clients"
-    if shift.feature is None:
-        return f"{text}."
-    inside = " within a class" if classes else ""
-    return f"{text}; of the inputs' variance{inside}, {100 * shift.feature:.0f} % lie between clients."
+        said = [f"Targets {_degree(shift.label)} between clients ({100 * shift.label:.0f} % of their variation)."]
+    if shift.feature is not None:
+        what, share = "Inputs of the same class" if classes else "Inputs", f"{100 * shift.feature:.0f} %"
+        said.append(f"{what} {_degree(shift.feature)} between clients ({share} of their variation).")
+    return said
 
 
-def _alone(pilot: Pilot) -> str:
+def _degree(share: float) -> str:
+    return "hardly differ" if share < 0.05 else "differ" if share < 0.25 else "differ much"
+
+
+def _alone(pilot: Pilot) -> list[str]:
     found = pilot.findings
     named = {c.label: c for c in found.candidates}
-    local = _value(pilot, float(np.nanmean(named["local"].seen)))
-    shared = max((c for c in found.candidates if c.family != "local"), key=lambda c: float(np.nanmean(c.seen)))
-    numbers = f"Local {local}, {shared.label} {_value(pilot, float(np.nanmean(shared.seen)))}"
+    shared = max((c for c in found.candidates if c.family != "local"), key=mean_seen)
+    own, theirs = (_value(pilot, mean_seen(one)) for one in (named["local"], shared))
+    numbers = f"{own} alone, {theirs} with {shared.label}"
     least, median = found.samples
-    sizes = f"{median} training samples in the median, {least} at least"
-    if pilot.plan.samples is not None:
-        sizes += f"; the pilot used at most {pilot.plan.samples}"
-    return {
-        "too small": f"Clients are too small to learn alone ({sizes}): {numbers}.",
-        "as good": f"Learning alone and learning from others are equally good ({sizes}): {numbers}.",
-        "enough": f"Clients have enough data to learn alone ({sizes}): {numbers}.",
-    }[pilot.advice.local]
+    validated = "" if found.validation is None else f" and {found.validation} for validation"
+    used = "" if pilot.plan.samples is None else f", of which the pilot used at most {pilot.plan.samples}"
+    return [
+        {
+            "too small": f"Clients are too small to learn alone ({numbers}).",
+            "as good": f"Learning alone and learning from others are equally good ({numbers}).",
+            "enough": f"Clients have enough data to learn alone ({numbers}).",
+        }[pilot.advice.local],
+        f"The median client has {median} training samples{validated}, the smallest {least}{used}.",
+    ]
 
 
 def _groups(pilot: Pilot) -> str:
-    groups = pilot.findings.clusters
-    if not groups.lead:
-        return "There are no groups of clients."
-    numbers = f"silhouette {groups.silhouette:.2f}, one cloud would have {groups.by_chance:.2f}"
-    if not groups.exist:
-        lead = f"{groups.lead:.1f} standard deviations apart, and from {CLEAR:g} on they would count"
-        return f"There are no clear groups of clients ({numbers}: {lead})."
-    sizes = np.bincount(groups.groups)
-    return f"Clients fall into {groups.count} groups of {', '.join(map(str, sizes))} ({numbers})."
+    groups, advice = pilot.findings.clusters, pilot.advice
+    if groups.exist:
+        sizes = ", ".join(map(str, np.bincount(groups.groups)))
+        return f"Clients fall into {groups.count} clear groups (of {sizes} clients)."
+    if advice.family == "clustering" and advice.learned:
+        how = "best" if advice.chosen is advice.best else "well"
+        return (f"There are no clear groups of clients, and still a few models scored {how}: the groups are soft, with "
+                "clients in between, and the nearest model helps a client all the same.")
+    return "There are no clear groups of clients."
 
 
-def _new(pilot: Pilot) -> str:
+def _new(pilot: Pilot) -> list[str]:
     found, advice = pilot.findings, pilot.advice
     if not found.newcomers_held_out:
-        return "No client was held out, so what a new client gets was not measured."
+        return ["No client was held out, so what a new client gets was not measured."]
     chosen = advice.chosen.candidate
-    text = (f"A new client gets {_value(pilot, chosen.new_test)} from it on arrival (test, {found.newcomers_held_out} "
-            f"clients held out), the others {_value(pilot, chosen.test)}")
-    if advice.for_newcomers is None:
-        return f"{text}."
-    rival = advice.for_newcomers.candidate
-    return f"{text}; {rival.label} would give it {_value(pilot, rival.new_test)}, more than noise."
+    said = [f"A new client gets {_value(pilot, chosen.new_test)} from {chosen.label} on arrival, those that trained "
+            f"get {_value(pilot, chosen.test)} (test data, {found.newcomers_held_out} clients held out)."]
+    if advice.for_newcomers is not None:
+        rival = advice.for_newcomers.candidate
+        said.append(f"{rival.label} is better for new clients, by more than noise ({_value(pilot, rival.new_test)}).")
+    return said
 
 
 def _cost(pilot: Pilot) -> str:
-    each = pilot.advice.chosen.candidate.bytes_each_round
+    chosen = pilot.advice.chosen.candidate
     shared = next((c.bytes_each_round for c in pilot.findings.candidates if c.label == "fedavg"), 0.0)
-    if not each:
-        return "Nothing travels."
-    times = f", {each / shared:.1f} times FedAvg's" if shared else ""
-    return f"It costs {human_bytes(each)} per client and round, both ways{times}."
+    if not chosen.bytes_each_round:
+        return f"With {chosen.label} nothing is sent."
+    times = f", {chosen.bytes_each_round / shared:.1f} times FedAvg's" if shared else ""
+    return f"{chosen.label} sends {human_bytes(chosen.bytes_each_round)} per client and round (both ways{times})."
 
 
-def _limits(pilot: Pilot) -> str:
+def _limits(pilot: Pilot) -> list[str]:
     plan = pilot.plan
-    text = f"The pilot: {plan.rounds} rounds, {plan.seeds} seed{'s' if plan.seeds > 1 else ''}"
-    if plan.samples is not None:
-        text += f", at most {plan.samples} training samples a client"
-    text += f", {human_seconds(pilot.seconds)}. It is short; the command below decides."
-    return text if plan.seeds > 1 else f"{text} With one seed, noise is that between clients only."
+    length = f"{plan.rounds} rounds, {_seeds(pilot)}, {human_seconds(pilot.seconds)}"
+    said = [f"The pilot was short ({length}){'; the command below decides' if pilot.advice.learned else ''}."]
+    return said if plan.seeds > 1 else [*said, "With one seed, the noise is that between clients only."]
+
+
+def _seeds(pilot: Pilot) -> str:
+    return f"{pilot.plan.seeds} seed{'s' if pilot.plan.seeds > 1 else ''}"
 
 
 def _names(standings: list[Standing]) -> str:
@@ -199,14 +231,14 @@ def table(pilot: Pilot) -> Table:
 # -- going on, and files -----------------------------------------------------------------------------------------------
 
 
-def command(pilot: Pilot, experiment: Experiment, settings: list[str]) -> str:
+def command(pilot: Pilot, experiment: Experiment, settings: list[str], own_clients: bool) -> str:
     """The comparison to go on with: the chosen method and the best, with more rounds and seeds than the pilot's."""
     chosen, best = pilot.advice.chosen.candidate, pilot.advice.best.candidate
     named = [_spelled(chosen), *([_spelled(best)] if best.method != chosen.method else [])]
     words = ["coterie", "compare", *named, "--data", experiment.data]
     if experiment.partition:
         words += ["--partition", experiment.partition]
-    if not _natural(experiment, pilot):
+    if not own_clients:
         words += ["--clients", str(pilot.findings.clients)]
     if pilot.findings.newcomers_held_out:
         words += ["--unseen", str(pilot.findings.newcomers_held_out)]
@@ -215,20 +247,29 @@ def command(pilot: Pilot, experiment: Experiment, settings: list[str]) -> str:
     return shlex.join([*words, *(word for item in settings for word in ("--set", item))])
 
 
-def _natural(experiment: Experiment, pilot: Pilot) -> bool:
-    return experiment.partition.startswith("natural") or (not experiment.partition and experiment.data != "digits")
-
-
 def _spelled(candidate: Candidate) -> str:
     """FedAvg + fine-tune as the method of that name."""
     return "fedavgft" if candidate.label == "fedavg + fine-tune" else candidate.method
 
 
+def names(pilot: Pilot) -> list[str]:
+    """What the names in the command stand for, where they are not the table's."""
+    said: list[str] = []
+    chosen, best = pilot.advice.chosen, pilot.advice.best
+    for one in (chosen.candidate, *([best.candidate] if best is not chosen else [])):
+        if _spelled(one) != one.method:
+            said.append(f"`{_spelled(one)}` is FedAvg + fine-tune: one shared model that each client trains a little "
+                        "before it uses it.")
+        elif one.stage == "adapted":
+            said.append(f"{one.label} is `{one.method}` in the block `adapted` of the table that the command prints.")
+    return said
+
+
 def markdown(pilot: Pilot, go_on: str) -> str:
-    said = sentences(pilot)
+    first, *rest = sentences(pilot)
     shown = markdown_table(HEADS, rows(pilot))
-    return "\n\n".join(["# Advice", f"**{said[0]}** {' '.join(said[1:])}", shown, "To go on:",
-                        f"```console\n{go_on}\n```"]) + "\n"
+    return "\n\n".join(["# Advice", f"**{first}**", "\n".join(f"- {text}" for text in rest), shown, "To go on:",
+                        f"```console\n{go_on}\n```", *names(pilot)]) + "\n"
 
 
 def record(pilot: Pilot, go_on: str) -> dict[str, Any]:
@@ -242,7 +283,8 @@ def record(pilot: Pilot, go_on: str) -> dict[str, Any]:
         "clients": found.clients, "newcomers_held_out": found.newcomers_held_out,
         "training_samples": {"least": found.samples[0], "median": found.samples[1]},
         "shift": asdict(found.shift), "clusters": asdict(found.clusters), "plan": asdict(pilot.plan),
-        "seconds": pilot.seconds,
+        "seconds": pilot.seconds, "learned": advice.learned,
+        "most_frequent_class": None if found.guess is None else [_known(v) for v in found.guess.tolist()],
         "candidates": [
             {
                 "method": s.candidate.method, "stage": s.candidate.stage, "family": s.candidate.family,

@@ -25,6 +25,7 @@ from torch import Tensor
 from coterie import checkpoint, registry
 from coterie.clients import Clients, deploy, introduce, local, score_rows
 from coterie.cohort import Cohort
+from coterie.config import respelled
 from coterie.data import Federation, load
 from coterie.errors import CoterieError
 from coterie.export import write_model
@@ -171,7 +172,7 @@ class _Desk:
         meta, kind = part.meta, part.meta.get("kind")
         apart = "server and site would compute different things"
         wire.check_same("experiment", meta.get("experiment"), self.job.experiment, apart)
-        wire.check_same("method", meta.get("method"), registry.spelling(self.method), apart)
+        wire.check_same("method", respelled(str(meta.get("method"))), registry.spelling(self.method), apart)
         wire.check_same("method's options", meta.get("options"), repr(self.method), apart)
         wire.check_same("layout of the model", meta.get("layout"), self.clients.layout.digest, apart)
         record = record_class(self.method, str(meta.get("record"))).of(

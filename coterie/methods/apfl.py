@@ -34,10 +34,15 @@ class APFL(FedAvg):
     """
 
     alpha: float = 0.5
+    """Share of the own model in the mixture, at the start."""
     adaptive: bool = True
+    """Whether the share is learned, once a round."""
     alpha_lr: float | None = None
+    """Step size of the share; none takes the run's learning rate."""
     rho: float = 0.0
+    """How strongly the share is pulled towards 0, the shared model."""
     form: Literal["paper", "pfllib"] = "paper"
+    """As the paper describes it, or as PFLlib's program does it."""
 
     family = "regularised"
     keeps = "its own model and its proportion"

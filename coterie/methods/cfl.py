@@ -43,12 +43,19 @@ class CFL(Clustered):
     """
 
     eps1: float = 0.4
+    """A cluster may split when its mean update is shorter than this."""
     eps2: float = 0.6
+    """It splits only if some client's update is longer than this."""
     relative: bool = True
+    """Whether eps1 and eps2 are fractions of the longest update so far."""
     warmup: int = 0
+    """Rounds before the first split."""
     smallest: int = 2
+    """Clusters of at most so many clients are not split."""
     gamma: float = 0.0
+    """A split needs a cosine across the cut below 1 - 2 gamma^2; larger values split less."""
     weighted: bool = True
+    """Whether clients count by their samples; false counts them alike."""
 
     newcomer = "the leaf it descends to by the cosines of its updates with those of the members"
     cite = "Sattler, Müller, Samek, Clustered federated learning, IEEE TNNLS 2021"

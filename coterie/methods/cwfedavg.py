@@ -58,9 +58,13 @@ class CwFedAvg(Method):
     """
 
     layers: Literal["output", "all"] = "output"
+    """What is averaged class by class; the rest is averaged as by FedAvg."""
     distribution: Literal["true", "approx"] = "true"
+    """Label shares: the true ones, which a client tells once, or read off the norms of its output layer."""
     lam: float = 10.0
+    """Strength of the term that makes these norms follow the labels."""
     half_lambda: bool = False
+    """Whether lam is halved, as the released program does."""
 
     family = "personalised aggregation"
     shared = "a model per class"

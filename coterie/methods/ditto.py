@@ -21,8 +21,11 @@ class Ditto(FedAvg):
     """
 
     lam: float = 1.0
+    """How strongly the personal model is held near the shared one."""
     epochs: int | None = None
+    """Local epochs of the personal model a round; none takes the run's."""
     personal_lr: float | None = None
+    """Learning rate of the personal model; none takes the run's."""
 
     family = "regularised"
     keeps = "its personal model"

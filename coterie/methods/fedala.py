@@ -39,11 +39,17 @@ class FedALA(FedAvg):
     """
 
     layers: str = "head"
+    """The part in which own and received model are blended; the rest is the received one."""
     eta: float = 1.0
+    """Step size of the blending weights W."""
     fraction: float = 0.8
+    """Share of the training data that W is fitted on."""
     initial: float = 1.0
+    """Value of W at the start; 1 is the received model."""
     settled: float = 0.1
+    """W has settled once the losses of the last ten passes spread by less than this."""
     passes: int = 100
+    """Most passes the first time, when W is fitted until it has settled."""
 
     family = "personalised aggregation"
     keeps = "its model and W"

@@ -66,10 +66,15 @@ class FedAMP(Personal):
     """
 
     lam: float = 1.0
+    """How strongly a client is pulled to its mixture of similar models."""
     alpha: float | None = None
+    """Step size of the mixture; none takes sigma / M in it and 1 in the pull."""
     sigma: float | None = None
+    """Distance within which models count as similar, squared; none takes the median of two clients'."""
     by: Literal["distance", "cosine"] = "distance"
+    """What makes two models similar: their distance, or the cosine between them (HeurFedAMP)."""
     own: float = 0.5
+    """With by=cosine, the share of a client's own model in its mixture."""
 
     family = "personalised aggregation"
     shared = "a mixture of similar clients' models"

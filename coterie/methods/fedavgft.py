@@ -20,8 +20,11 @@ class FedAvgFT(FedAvg):
     """
 
     epochs: int | None = None
+    """Local epochs of fine-tuning; none takes the run's."""
     part: str = "all"
+    """The part of the model that is fine-tuned."""
     lr: float | None = None
+    """Learning rate of fine-tuning; none takes the run's."""
 
     shared = "the model"
     newcomer = "the shared model, fine-tuned"

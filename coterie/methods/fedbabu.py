@@ -23,8 +23,11 @@ class FedBABU(FedPer):
     """
 
     finetune_epochs: int = 5
+    """Local epochs of fine-tuning before use; 0 uses the shared model."""
     part: str = "all"
+    """The part of the model that is fine-tuned."""
     finetune_from: Literal["shared", "own"] = "shared"
+    """The body it starts from: the shared one, or the one this client trained last."""
     personal: str = field(default="head", init=False)
 
     keeps = "nothing"

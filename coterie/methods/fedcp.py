@@ -32,6 +32,7 @@ class FedCP(FedPer):
     """
 
     lam: float = 5.0
+    """How strongly features are held near those of the received body."""
     personal: str = field(default="personal+context", init=False)
 
     shared = "the model and a policy network"

@@ -36,8 +36,11 @@ class FedDyn(Method):
     """
 
     alpha: float = 0.1
+    """Strength of the dynamic term that brings clients to a common optimum."""
     clip: float | None = 10.0
+    """Largest norm of a step's gradient; none does not clip."""
     norm_power: int = 2
+    """2 as in the paper, 1 as in PFLlib (norm not squared), 0 as in FL-bench (no pull to the shared model)."""
 
     family = "regularised"
     shared = "the model"

@@ -45,13 +45,17 @@ class FedFew(FewModels):
     mu: float = 0.01
     """The temperature: towards 0 only the worst client counts, far above the losses all count alike."""
     start_from: Literal["independent", "same", "same+noise"] = "independent"
+    """How the K models start: drawn independently, equal, or equal up to `noise`."""
     noise: float = 0.01
+    """Standard deviation of the difference with start_from=same+noise."""
     loss_at: Literal["before", "running", "after"] = "before"
     """Which loss the weights are made of."""
     weigh: Literal["server", "client"] = "server"
     """Who makes the weights: the server, of all clients' losses, or each client, of its own."""
     scale: bool = True
+    """Whether a client's loss is multiplied by its share of the samples before weights are made of it."""
     normalise: bool = False
+    """Whether every model takes a full step, however little weight it got."""
     server_lr: float = 1.0
     """How much of the weighted update the server takes."""
 

@@ -53,7 +53,9 @@ class FedFomo(Personal):
     """
 
     received: int = 5
+    """Models of other clients that a client receives."""
     explore: float = 0.0
+    """Probability that it receives random ones instead of those that helped most."""
 
     family = "personalised aggregation"
     shared = "the models of other clients"

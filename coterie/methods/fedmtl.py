@@ -23,7 +23,9 @@ class FedMTL(Personal):
     """
 
     lam: float = 0.1
+    """How strongly a client is pulled to the mean of all models."""
     detached: bool = False
+    """Whether the pull has no gradient, as in PFLlib; clients then train alone."""
 
     family = "regularised"
     shared = "the mean of the models"

@@ -28,9 +28,13 @@ class FedNH(FedAvg):
     """
 
     rho: float = 0.9
+    """Share of the old prototype in the new one; 1 keeps those of the start."""
     scale: float = 1.0
+    """The factor s of the scores, at the start."""
     learn_scale: bool = True
+    """Whether s is trained."""
     uniform: bool = False
+    """Whether clients count alike; false counts them by their samples."""
 
     family = "prototypes"
     shared = "the body and class prototypes"

@@ -49,9 +49,13 @@ class FedPAC(Method):
     """
 
     lam: float = 1.0
+    """How strongly features are pulled to the mean feature of their class."""
     head_epochs: int = 1
+    """Local epochs of the head a round."""
     head_lr: float | None = None
+    """Learning rate of the head; none takes the run's."""
     threshold: float = 1e-3
+    """Weights of other clients' heads below this are dropped."""
 
     family = "decoupled"
     shared = "the body, class prototypes and heads"

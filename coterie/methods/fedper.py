@@ -22,6 +22,7 @@ class FedPer(Method):
     """
 
     personal: str = "head"
+    """The part that stays with its client; none is FedAvg, all is Local."""
 
     family = "decoupled"
     shared = "the body"

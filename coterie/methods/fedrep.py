@@ -20,7 +20,9 @@ class FedRep(FedPer):
     """
 
     head_epochs: int = 5
+    """Local epochs of the head a round, before the body's."""
     body_epochs: int | None = 1
+    """Local epochs of the body a round; none takes the run's."""
 
     newcomer = "the shared body and a head fitted to it"
     cite = "Collins et al., Exploiting shared representations for personalized federated learning, ICML 2021"

@@ -27,6 +27,7 @@ class FedROD(FedPer):
     """
 
     gamma: float = 1.0
+    """How far the generic head is trained as if classes were equally frequent; 0 is plain training."""
     personal: str = field(default="personal", init=False)
 
     shared = "the model"

@@ -60,9 +60,13 @@ class FedSoft(FewModels, Personal):
     """
 
     lam: float = 0.1
+    """How strongly a client is held near the cluster models it belongs to."""
     sigma: float = 1e-4
+    """Least share of a cluster in a client."""
     every: int = 1
+    """Rounds between two counts of who belongs where."""
     selected: int | None = None
+    """Participants drawn for each cluster's mean; none takes all, weighted."""
 
     down = "K"
     newcomer = "the mixture of the cluster models by its samples, trained for a round near them"

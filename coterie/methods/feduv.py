@@ -26,7 +26,9 @@ class FedUV(FedAvg):
     """
 
     variance: float = 2.5
+    """Strength of the term that keeps the classes' scores varied."""
     uniformity: float = 0.5
+    """Strength of the term that spreads the features."""
 
     family = "regularised"
     cite = "Son et al., FedUV: uniformity and variance for heterogeneous federated learning, CVPR 2024"

@@ -33,8 +33,11 @@ class FeSEM(FewModels, Clustered):
     """
 
     warmup: int = 1
+    """Rounds of one common model before the centres are placed."""
     weighted: bool = False
+    """Whether clients count by their samples in a centre; false counts them alike."""
     lam: float = 0.0
+    """How strongly a client is held near its centre."""
 
     shared = "K centres"
     newcomer = "the centre nearest to the mean model after a round of training"

@@ -23,6 +23,7 @@ class IFCA(FewModels):
     """
 
     clustered: str = "all"
+    """The part that each cluster has of its own, such as head; the rest is one for all."""
 
     down = "K"
     newcomer = "the model of least loss on its training data"

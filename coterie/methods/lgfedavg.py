@@ -16,6 +16,7 @@ class LGFedAvg(FedPer):
     """
 
     personal: str = "~head"
+    """The part that stays with its client, by default all but the head; none is FedAvg, all is Local."""
 
     shared = "the head"
     keeps = "its body"

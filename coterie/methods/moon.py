@@ -26,8 +26,11 @@ class MOON(FedAvg):
     """
 
     mu: float = 1.0
+    """Strength of the contrastive term; 0 is FedAvg."""
     tau: float = 0.5
+    """Temperature of the contrastive term."""
     projection_head: int = 0
+    """Features of a projection under the head (256 in the paper); 0 leaves the model as it is."""
 
     family = "regularised"
     keeps = "the model it trained last"

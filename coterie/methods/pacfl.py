@@ -38,10 +38,15 @@ class PACFL(Clustered):
     """
 
     vectors: int = 3
+    """Singular vectors a client sends for each label."""
     beta: float | None = None
+    """Clusters are merged up to this angle in degrees; none cuts at the widest gap between merges."""
     linkage: Literal["average", "weighted", "complete", "single"] = "average"
+    """How the distance of two clusters follows from those of their members."""
     measure: Literal["principal", "columns", "matched"] = "principal"
+    """The angle of two clients: of their spans, of any two vectors, or the sum over matched vectors."""
     by_label: bool = True
+    """Whether vectors are taken for each label; false takes those of all samples together."""
 
     newcomer = "the model of the cluster whose data are nearest"
     cite = "Vahidian et al., Efficient distribution similarity identification in clustered FL, AAAI 2023"

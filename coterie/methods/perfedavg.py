@@ -26,10 +26,15 @@ class PerFedAvg(FedAvg):
     """
 
     order: Literal["first", "hessian_free", "exact"] = "first"
+    """How the second-order term is computed: left out, by differences of gradients, or exactly."""
     alpha: float | None = None
+    """Step size of the inner step and of adaptation; none takes the run's learning rate."""
     beta: float | None = None
+    """Step size of the outer step; none takes the run's learning rate."""
     delta: float = 1e-3
+    """Width of the differences with order=hessian_free."""
     steps: int | None = 1
+    """Steps of adaptation before use; none takes the run's local epochs."""
 
     family = "meta-learning"
     newcomer = "the shared model after its own step"

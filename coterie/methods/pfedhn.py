@@ -44,16 +44,27 @@ class PFedHN(FedPer):
     """
 
     personal: str = "none"
+    """A part that the hypernetwork does not write and that stays with its client."""
     embedding: int | None = None
+    """Numbers that describe a client; none takes 1 + M / 4."""
     hidden: int = 100
+    """Width of the hypernetwork."""
     depth: int = 3
+    """Hidden layers after the first."""
     spread: float = 1.0
+    """How much models differ between clients at the start."""
     server_lr: float = 0.1
+    """Step size of the hypernetwork."""
     momentum: float = 0.9
+    """Momentum of its steps."""
     decay: float = 1e-3
+    """Weight decay of its steps."""
     clip: float = 50.0
+    """Largest norm of its gradient."""
     adapt: int = 20
+    """Steps that fit the embedding of an unseen client."""
     adapt_lr: float = 0.1
+    """Their size."""
 
     family = "personalised aggregation"
     shared = "a hypernetwork"

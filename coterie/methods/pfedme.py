@@ -24,12 +24,19 @@ class PFedMe(Method):
     """
 
     lam: float = 15.0
+    """How strongly the personal model is held near the shared one."""
     inner: int = 5
+    """Steps of the personal model for each batch."""
     inner_lr: float = 0.01
+    """Their size."""
     nu: float = 0.0
+    """Weight decay of the personal model."""
     beta: float = 1.0
+    """Share of the clients' mean in the new shared model."""
     weighted: bool = False
+    """Whether clients count by their samples; false counts them alike."""
     batches: int | None = None
+    """Batches a round; none takes those of the run's epochs."""
 
     family = "regularised"
     shared = "the model"

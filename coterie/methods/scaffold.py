@@ -33,7 +33,9 @@ class SCAFFOLD(FedAvg):
     """
 
     variate: Literal["path", "gradient"] = "path"
+    """How a client's correction is made: from its path of steps, or as the full gradient."""
     weighted: bool = False
+    """Whether clients count by their samples; false counts them alike."""
 
     shared = "the model and a control variate"
     keeps = "its control variate"

@@ -1,4 +1,4 @@
-"""The catalogue of methods and aggregators: the list, one entry's page, and both as Markdown."""
+"""The catalogue of methods, aggregators and options: the list, one entry's page, and both as Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from rich.console import Group, RenderableType
@@ -18,8 +18,9 @@ from rich.text import Text
 
 from coterie import registry
 from coterie.aggregators.aggregator import Aggregator
-from coterie.config import options
+from coterie.config import Training, options, spelled
 from coterie.errors import unknown
+from coterie.experiment import Experiment
 from coterie.method import Method
 from coterie.report.table import markdown_table
 
@@ -30,6 +31,7 @@ COLUMNS = ("method", "shared", "client keeps", "down", "up", "an unseen client g
 COMMON = tuple(options(Method))
 TRAFFIC = "down and up are in models per client and round"
 COMMAND = "coterie methods --markdown > docs/methods.md"
+OPTIONS_COMMAND = "coterie options --markdown > docs/options.md"
 
 
 def find(spec: str) -> Entry:
@@ -63,7 +65,7 @@ def headline(cls: type[Entry]) -> tuple[str, str]:
     return (title, line) if colon else (cls.__name__, first)
 
 
-def explained(cls: type[Entry]) -> dict[str, str]:
+def explained(cls: type[Any]) -> dict[str, str]:
     """Option -> the string that stands under its field, where one does; the nearest class has the last word."""
     found: dict[str, str] = {}
     for one in filter(is_dataclass, reversed(cls.__mro__)):
@@ -99,14 +101,14 @@ def _spelled(value: Any) -> str:
     if isinstance(value, Aggregator):
         changed = ",".join(_changed(value))
         return f"{value.name}:{changed}" if changed else value.name
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value) or "-"
+    return spelled(value) or "-"
 
 
 def _defaults(cls: type[Entry]) -> str:
     return ", ".join(f"{name}={value}" for name, value in own_options(cls()).items()) or "-"
 
 
-def _choices(cls: type[Entry], name: str) -> list[str]:
+def _choices(cls: type[Any], name: str) -> list[str]:
     """What an option can be set to, where that is one of a few words."""
     hint = options(cls)[name]
     return list(map(str, get_args(hint))) if get_origin(hint) is Literal else []
@@ -341,3 +343,50 @@ def _prose(text: str) -> str:
         return found[0] if found[0][0] == "`" else entities.get(found[0], f"\\{found[0]}")
 
     return re.sub(marks, plain, text, flags=re.MULTILINE)
+
+
+# -- the options of a run --------------------------------------------------------------------------------------------
+
+ABOUT_OPTIONS = {
+    "Training options": (Training, "How clients are trained: `--set lr=0.1` on the command line, repeatable; the table "
+                                   "`[training]` of a file; or arguments of `coterie.run` and `coterie.compare`."),
+    "Settings of a file": (Experiment, "What is trained on what: the names in a file for `--config`. Most have a flag "
+                                       "of their own, such as `--clients`."),
+}
+ABOUT_METHODS = ("A method's own options are on its page, `coterie methods NAME`. They belong to its spelling, "
+                 "`fedprox:mu=0.1`, or are set for it, `--set fedprox.mu=0.1`.")
+
+
+def option_rows(cls: type[Any]) -> list[tuple[str, str, list[str], str]]:
+    """Name, default, choices and meaning of each option that a dataclass explains."""
+    said, values = explained(cls), {f.name: getattr(cls(), f.name) for f in fields(cls)}
+    return [(name, "-" if value in ("", (), {}) else _spelled(value), _choices(cls, name), said[name])
+            for name, value in values.items() if name in said]
+
+
+def option_listing(width: int) -> RenderableType:
+    """Every training option and every setting of an experiment in tables of at most 118 columns."""
+    width = min(width, WIDTH)
+    parts: list[RenderableType] = []
+    for title, (cls, about) in ABOUT_OPTIONS.items():
+        rows = [(f"  {name}", default, f"{_one_of(some)}{text}") for name, default, some, text in option_rows(cls)]
+        table = _grid((18, 9, None), rows)
+        table.width = width
+        table.columns[2].ratio = 1
+        parts += [Text(title, "bold"), Text(textwrap.fill(about, width)), Text(), table, Text()]
+    return Group(*parts, Text(textwrap.fill(ABOUT_METHODS, width), "dim"))
+
+
+def option_markdown() -> str:
+    """The same as a page."""
+    text = [f"<!-- Made by `{OPTIONS_COMMAND}`; do not edit. -->", "# Options"]
+    for title, (cls, about) in ABOUT_OPTIONS.items():
+        rows = [(f"`{name}`", f"`{default}`", _one_of([f"`{c}`" for c in choices]) + _prose(text))
+                for name, default, choices, text in option_rows(cls)]
+        text += [f"## {title}", textwrap.fill(about, 120), markdown_table(("option", "default", "meaning"), rows)]
+    text += ["## Options of methods", textwrap.fill(f"{ABOUT_METHODS} [Methods](methods.md) has them all.", 120)]
+    return "\n\n".join(text) + "\n"
+
+
+def _one_of(choices: Sequence[str]) -> str:
+    return f"One of {', '.join(choices)}. " if choices else ""

@@ -9,10 +9,12 @@ import numpy as np
 import populations
 import pytest
 
-from coterie.advise import advise, report
-from coterie.advise.pilot import fewer
+from coterie.advise import Candidate, Findings, Pilot, advise, decide, report
+from coterie.advise.pilot import Plan, fewer, guess
+from coterie.advise.shift import Clusters, Shift
 from coterie.data import Federation
 from coterie.errors import CoterieError
+from coterie.experiment import Experiment
 from coterie.models import model
 
 EXPECTED = {
@@ -88,6 +90,93 @@ def test_regression_is_judged_by_its_error():
     assert "an error of" in " ".join(report.sentences(pilot))
     by_label = {s.candidate.label: s.value for s in pilot.advice.standings}
     assert by_label["fedavg"] < -0.5  # the mean of opposite slopes is 0, whose error is x's variance, 1
+
+
+def test_the_guess_is_each_clients_most_frequent_training_class():
+    """Most of the first client's labels are 0, of the others' 1; the accuracy is recounted from the samples."""
+    y = [np.repeat([0, 1], [30, 10]), np.repeat([0, 1], [4, 36]), np.ones(40, int)]
+    data = Federation.from_clients([(np.zeros((40, 2), np.float32), labels) for labels in y], val=0.2)
+    found = guess(data)
+    for i, most in enumerate((0, 1, 1)):
+        assert found[i] == pytest.approx(float((data.client(i, "val")[1] == most).float().mean()))
+    assert found[2] == 1  # it has one class
+
+
+@pytest.fixture(scope="module")
+def unlearnable():
+    """Labels that do not depend on the inputs, three in four of them class 0."""
+    rng = np.random.default_rng(0)
+    return [(rng.standard_normal((40, 4)).astype(np.float32), (rng.random(40) < 0.25).astype(int)) for _ in range(6)]
+
+
+def test_the_advice_begins_with_it_when_nothing_was_learned(unlearnable):
+    data = Federation.from_clients(unlearnable, val=0.2)
+    pilot = advise(model("linear", (4,), 2), data, rounds=2, seeds=1, lr=0.1, device="cpu", newcomers="none")
+    assert not pilot.advice.learned
+    first, second, *rest = report.sentences(pilot)
+    assert first.startswith("Nothing was learned")
+    assert "scale=true" in second
+    assert "Take" not in " ".join([first, second, *rest])
+    assert report.markdown(pilot, "").startswith(f"# Advice\n\n**{first}**\n\n- {second}\n- ")
+    assert report.record(pilot, "")["learned"] is False
+
+
+# -- the words ---------------------------------------------------------------------------------------------------------
+
+
+CLOUD = Clusters(1, 0.3, 0.28, 1.2, (0,) * 8)
+
+
+def told(*values, noise=0.0, clusters=CLOUD, stages=("served",) * 9):
+    """What is said of methods with these scores, for 8 clients and 2 seeds, from the simplest to the most involved."""
+    names = ("local", "fedavg", "fedper", "ifca:models=2")
+    families = ("local", "shared", "decoupling", "clustering")
+    rng = np.random.default_rng(0)
+    made = tuple(
+        Candidate(name, stage, "fine-tuning" if (name, stage) == ("fedavg", "adapted") else family,
+                  np.clip(value + noise * rng.standard_normal((2, 8)), 0, 1), np.zeros((2, 0)), value, value,
+                  float("nan"), 100.0)
+        for name, family, value, stage in zip(names, families, values, stages, strict=False)
+    )
+    found = Findings(made, Shift(0.1, 0.1, 0.0), clusters, 8, 0, (30, 40), "accuracy", "none", "mean",
+                     np.full(8, 0.2))
+    return Pilot(found, decide(found), Plan(names, 10, 2, None, None), 5.0)
+
+
+def test_clustering_without_clear_groups_says_how_both_can_be():
+    said = " ".join(report.sentences(told(0.4, 0.5, 0.5, 0.9)))
+    assert "Take clustering" in said
+    assert "no clear groups of clients, and still a few models scored best: the groups are soft" in said
+    clear = Clusters(2, 0.8, 0.3, 9.0, (0, 0, 0, 1, 1, 1, 1, 1))
+    assert "2 clear groups (of 3, 5 clients)" in " ".join(report.sentences(told(0.4, 0.5, 0.5, 0.9, clusters=clear)))
+    other = " ".join(report.sentences(told(0.4, 0.5, 0.9, 0.5)))
+    assert "There are no clear groups of clients." in other
+
+
+def test_the_simpler_one_within_noise_is_said_with_its_numbers():
+    pilot = told(0.3, 0.6, 0.3, 0.62, noise=0.2)
+    chosen, best = pilot.advice.chosen, pilot.advice.best
+    assert (chosen.candidate.method, best.candidate.method) == ("fedavg", "ifca:models=2")  # by construction
+    behind, noise = (f"{100 * v:.1f} points" for v in (chosen.behind, chosen.error))
+    assert (f"ifca:models=2 scored {behind} more, but with 8 clients and 2 seeds that is within noise (± {noise}), and "
+            "fedavg is simpler.") in report.sentences(pilot)
+
+
+def test_no_word_of_statistics_is_printed():
+    """They are explained in docs/advise.md; a line is one sentence."""
+    for pilot in (told(0.4, 0.5, 0.5, 0.9), told(0.9, 0.5, 0.5, 0.5), told(0.3, 0.6, 0.3, 0.62, noise=0.2)):
+        for line in report.sentences(pilot):
+            assert not any(word in line.lower() for word in ("silhouette", "cloud", "standard", "variance"))
+            assert line.endswith(".")
+            assert ". " not in line
+
+
+def test_the_name_of_fine_tuned_fedavg_is_explained():
+    pilot = told(0.3, 0.8, stages=("served", "adapted"))
+    assert pilot.advice.family == "fine-tuning"
+    go_on = report.command(pilot, Experiment(), [], False)
+    assert "compare fedavgft " in go_on
+    assert "`fedavgft` is FedAvg + fine-tune" in report.markdown(pilot, go_on)
 
 
 def test_fewer_samples_are_the_same_clients_with_less():

@@ -126,6 +126,18 @@ def test_what_has_diverged_is_left_out_and_nothing_left_is_an_error():
         decide(findings(broken))
 
 
+@pytest.mark.parametrize(
+    ("ahead", "spread", "learned"),
+    [(0.1, 0.0, True), (0.0, 0.0, False), (-0.1, 0.0, False), (0.02, 0.2, False), (0.1, 0.2, True)],
+)
+def test_nothing_is_learned_where_a_constant_answer_is_as_good(ahead, spread, learned):
+    """The constant is `spread` better for one half of the clients and worse for the other: the error is
+    0.2 / sqrt(12) = 0.058, between 0.02 and 0.1."""
+    made = [candidate("local", 0.3), candidate("fedper", 0.5 + ahead)]
+    guess = 0.5 + EASY + spread * np.tile([1.0, -1.0], CLIENTS // 2)
+    assert decide(replace(findings(*made), guess=guess)).learned is learned
+
+
 scores = st.lists(st.floats(0, 1), min_size=4, max_size=4)
 
 

@@ -156,7 +156,7 @@ def test_the_released_fedfew_collapses_and_the_report_says_so(data):
     assert few["worth"] <= 0.01  # a choice that nobody makes is worth nothing
 
 
-@pytest.mark.parametrize("name", ["ifca", "fedfew:normalise=True"])
+@pytest.mark.parametrize("name", ["ifca", "fedfew:normalise=true"])
 def test_healthy_models_are_not_said_to_have_collapsed(data, name):
     few = method(data, name)["few"]
     assert few["verdict"] == "healthy"
@@ -205,7 +205,7 @@ def test_what_choosing_is_worth():
 
 def test_w_and_alpha_are_recorded_for_every_participant(compared, data):
     """Rows of w and all of alpha are shares, so they sum to 1 up to the digits kept; IFCA's w is its choice."""
-    rounds = Folder(compared / "fedfew-normalise-True" / "seed0").rounds()
+    rounds = Folder(compared / "fedfew-normalise-true" / "seed0").rounds()
     assert [r["round"] + 1 for r in rounds if "w" in r["report"]] == [4, 8, 12, 16, 20]  # where evaluations are
     for report in (r["report"] for r in rounds if "w" in r["report"]):
         assert np.sum(report["w"], axis=1) == pytest.approx(np.ones(20), abs=3e-4)
