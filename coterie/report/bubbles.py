@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,8 +64,22 @@ def _draw_bubbles(axes: Axes, federation: Federation, shown: np.ndarray) -> None
         zorder=3,
     )
     axes.set_ylabel("class", fontsize=9, color=INK)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, steps=[1, 2, 5, 10]))
+    label_classes(axes, federation.classes, federation.recipe.get("classes"))
     axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=INK)
+
+
+def label_classes(axes: Axes, classes: int, names: Sequence[str] | None) -> None:
+    """The classes' names at the y axis, or their numbers where they have none; every second, third, ... beyond 30."""
+    if names and len(names) == classes:
+        some = range(0, classes, -(-classes // 30))
+        axes.set_yticks(some, [shortened(str(names[k])) for k in some])
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, steps=[1, 2, 5, 10]))
+
+
+def shortened(name: str, most: int = 24) -> str:
+    """The name, or its beginning where it is longer than `most` characters; a $ starts no formula."""
+    return (name if len(name) <= most else f"{name[: most - 1].rstrip()}…").replace("$", r"\$")
 
 
 def _largest_area(clients: int, classes: int) -> float:

@@ -65,7 +65,7 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
         "seeds": max(len(group) for group in groups.values()), "facts": _facts(read, experiments, clients),
         **_churn(read),
         "answer": answer(results, len(unfinished) + _missing(experiments, len(folders))),
-        "clients": clients, "classes": _classes(read), "methods": methods,
+        "clients": clients, "classes": _classes(read), "labels": labels_of(read[0][0].config()), "methods": methods,
         "notes": _notes(read, budget), "runs": _runs(read), "reproduce": _reproduce(read, experiments),
         "progress": _progress(read, experiments),
     }
@@ -136,6 +136,12 @@ def _last(result: Result) -> list[Any]:
 def _classes(read: Sequence[tuple[Folder, Result]]) -> int | None:
     data = _data(read)
     return None if data is None else int(data["classes"])
+
+
+def labels_of(config: dict[str, Any]) -> list[str] | None:
+    """The names of the classes, where the data had names for them."""
+    names = config.get("federation", {}).get("classes")
+    return [str(name) for name in names] if isinstance(names, list) and names else None
 
 
 # -- methods -----------------------------------------------------------------------------------------------------------

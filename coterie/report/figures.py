@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from coterie.report.bubbles import INK, SEEN, UNSEEN
+from coterie.report.bubbles import INK, SEEN, UNSEEN, label_classes
 from coterie.report.plots import COLOURS, dress, new_figure
 from coterie.report.table import human_bytes, human_seconds
 
@@ -184,6 +184,7 @@ def _classes(data: Data) -> Figure:
     dress(axes)
     axes.set_xlabel("client" + ("" if all(c["seen"] for c in held) else " (orange: unseen)"), fontsize=9, color=INK)
     axes.set_ylabel("class", fontsize=9, color=INK)
+    label_classes(axes, data["classes"], data["labels"])
     return figure
 
 

@@ -69,6 +69,8 @@
   const label = (m, stage) => (stage && stage.endsWith("adapted") ? m.adapted : m.label);
   const plain = (name) => name.split(/[:+]/)[0];
   const better = (a, b) => (D.higher ? a - b : b - a);
+  const short = (text, most) => (text.length > most ? text.slice(0, Math.max(4, most - 1)) + "…" : text);
+  const className = (k) => (D.labels && D.labels[k] !== undefined ? D.labels[k] : String(k));
 
   // -- charts ---------------------------------------------------------------------------------------------------------
   const drawn = new Map();
@@ -335,7 +337,6 @@
       return svg;
     });
   }
-  const short = (text, most) => (text.length > most ? text.slice(0, Math.max(4, most - 1)) + "…" : text);
   const ranked = (stage) => D.methods.filter((m) => m.values[stage]).map((m) => ({ m, v: mean(D.clients.map((c, i) => (c.seen === !stage.startsWith("unseen") ? m.values[stage][i] : null))) }))
     .sort((a, b) => better(known(b.v) ? b.v : -Infinity, known(a.v) ? a.v : -Infinity)).map((p) => p.m);
   function spread() {
@@ -441,6 +442,11 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
   }
 
   // -- who holds what -------------------------------------------------------------------------------------------------
+  function holds(c) {
+    const named = c.classes.map((n, k) => [n, k]).filter(([n]) => n).sort((a, b) => b[0] - a[0]);
+    const total = `${sum(c.classes)} samples in ${named.length} class${named.length === 1 ? "" : "es"}`;
+    return D.labels && named.length <= 12 ? `${total}\n${named.map(([n, k]) => `${className(k)}: ${n}`).join("\n")}` : total;
+  }
   function classes() {
     const held = D.clients.map((c, i) => ({ i, c })).filter((p) => p.c.classes);
     if (!held.length || !D.classes) {
@@ -453,19 +459,20 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
     const most = Math.max(...some.flatMap((p) => p.c.classes));
     section("classes", "Who holds which class", `Area: samples of a client in a class, all splits together; the largest bubble is ${most} samples.${some.length < held.length ? ` ${some.length} of ${held.length} clients are drawn.` : ""}`,
       el("div", { class: "panel" }, chart("Clients against classes, bubbles by number of samples", (width) => {
-        const left = 34, right = width - 6, cell = (right - left) / some.length, row = Math.max(D.classes > 30 ? 6 : 14, Math.min(26, 420 / D.classes));
+        const every = Math.ceil(D.classes / 25), longest = width < 560 ? 12 : 22;
+        const widest = Math.max(4, ...Array.from({ length: D.classes }, (_, k) => (k % every ? 0 : short(className(k), longest).length)));
+        const left = 12 + Math.max(22, 6.4 * widest), right = width - 6, cell = (right - left) / some.length, row = Math.max(D.classes > 30 ? 6 : 14, Math.min(26, 420 / D.classes));
         const top = 18, height = top + row * D.classes + 42, roomy = some.every((p) => p.c.name.length * 7.4 + 4 < cell), svg = canvas(width, height, some.map((p) => p.i)), r = Math.max(Math.min(cell, row * 1.15) * 0.5, 2);
-        const every = Math.ceil(D.classes / 25);
         for (let k = 0; k < D.classes; k++) {
           const y = top + row * (k + 0.5);
           if (row >= 10) svg.append(s("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }));
-          if (k % every === 0) svg.append(s("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, String(k)));
+          if (k % every === 0) svg.append(s("text", { x: left - 8, y: y + 4, "text-anchor": "end", ...(short(className(k), longest) === className(k) ? {} : { "data-tip": className(k) }) }, short(className(k), longest)));
         }
         some.forEach((p, j) => {
           const x = left + cell * (j + 0.5), on = p.i === state.client;
           if (on) svg.append(s("rect", { x: x - cell / 2, width: cell, y: top - 4, height: row * D.classes + 8, fill: "var(--wash)", rx: 3 }));
           p.c.classes.forEach((n, k) => { if (n) svg.append(s("circle", { cx: x, cy: top + row * (k + 0.5), r: r * Math.sqrt(n / most), fill: p.c.seen ? "var(--m0)" : "var(--m1)", opacity: on ? 1 : state.client >= 0 ? 0.35 : 0.8 })); });
-          svg.append(s("rect", { class: "hit", x: x - cell / 2, width: cell, y: top - 4, height: row * D.classes + 8, ...hover(p.i, `client ${p.c.name}${p.c.seen ? "" : ", unseen"}\n${sum(p.c.classes)} samples in ${p.c.classes.filter(Boolean).length} classes`) }));
+          svg.append(s("rect", { class: "hit", x: x - cell / 2, width: cell, y: top - 4, height: row * D.classes + 8, ...hover(p.i, `client ${p.c.name}${p.c.seen ? "" : ", unseen"}\n${holds(p.c)}`) }));
           if (on || (state.client < 0 && roomy)) svg.append(s("text", { x, y: height - 22, "text-anchor": "middle", class: on ? "on" : null }, p.c.name));
         });
         svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "clients"), s("text", { x: left - 8, y: 8, "text-anchor": "end" }, "class"));
@@ -722,7 +729,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
     host.replaceChildren(
       el("header", {}, el("h3", {}, `Client ${c.name}`), el("span", { class: "quiet" }, c.seen ? "" : "unseen"), el("button", { type: "button", class: "ghost", "aria-label": "Close", onclick: () => { pickClient(-1); $("client").focus(); } }, "×")),
       el("dl", {}, facts.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)])),
-      ...(c.classes && D.classes && D.classes <= 40 ? [el("div", { class: "bars", "aria-hidden": "true" }, c.classes.map((n, k) => el("div", { style: `height:${(100 * n) / tall}%`, title: `class ${k}: ${n}` }))), el("div", { class: "bars-x", "aria-hidden": "true" }, c.classes.map((_, k) => el("span", {}, D.classes <= 20 ? k : "")))] : []),
+      ...(c.classes && D.classes && D.classes <= 40 ? [el("div", { class: "bars", "aria-hidden": "true" }, c.classes.map((n, k) => el("div", { style: `height:${(100 * n) / tall}%`, title: `${D.labels ? "" : "class "}${className(k)}: ${n}` }))), el("div", { class: "bars-x", "aria-hidden": "true" }, c.classes.map((_, k) => el("span", { title: className(k) }, D.classes <= 20 ? (D.labels ? short(className(k), Math.max(4, Math.floor(44 / D.classes))) : k) : "")))] : []),
       el("table", {}, el("thead", {}, el("tr", {}, ["method", ...stages()].map((t) => el("th", {}, t)))), el("tbody", {}, order.map((one) => el("tr", { class: one === m ? "on" : null }, el("td", { title: one.label }, one.label), stages().map((stage) => el("td", {}, fmt(value(one, stage, state.client)))))))));
   }
 
