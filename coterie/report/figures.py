@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from coterie.report.bubbles import INK, SEEN, UNSEEN, label_classes
+from coterie.report.bubbles import INK, SEEN, UNSEEN, label_classes, label_clients
 from coterie.report.plots import COLOURS, dress, new_figure
 from coterie.report.table import human_bytes, human_seconds
 
@@ -85,8 +85,9 @@ def _clients(data: Data, method: Data, stage: str, base: Data) -> Figure:
     before, after = _values(base, "served"), _values(method, stage)
     gain = (after - before) * (1 if data["higher"] else -1)
     order = [i for i in np.argsort(-gain, kind="stable") if np.isfinite(gain[i])]
-    figure = new_figure(9, 3.6)
+    figure = new_figure(9, 4)
     axes = figure.add_subplot()
+    axes.set_xlim(-0.6, max(0, len(order) - 1) + 0.6)
     tint = [GAIN if gain[i] > 0 else LOSS if gain[i] < 0 else SAME for i in order]
     x = np.arange(len(order))
     axes.vlines(x, _scaled(data, before[order]), _scaled(data, after[order]), color=tint, linewidth=1.5)
@@ -95,7 +96,7 @@ def _clients(data: Data, method: Data, stage: str, base: Data) -> Figure:
     better, worse = int((gain[order] > 0).sum()), int((gain[order] < 0).sum())
     _title(axes, f"{base['label']} (served, open) to {_label(method, stage)} (filled): {better} gain, {worse} lose")
     dress(axes)
-    axes.set_xticks([])
+    label_clients(axes, [data["clients"][i]["name"] for i in order], 8.2)
     axes.set_xlabel("clients, by gain", fontsize=9, color=INK)
     axes.set_ylabel(_what(data), fontsize=9, color=INK)
     return figure
@@ -174,7 +175,7 @@ def _classes(data: Data) -> Figure:
     held = [c for c in data["clients"] if c["classes"]]
     held = [held[i] for i in np.unique(np.linspace(0, len(held) - 1, min(MOST_CLIENTS, len(held))).round().astype(int))]
     counts = np.array([c["classes"] for c in held])
-    width, height = np.clip(1.8 + 0.3 * len(held), 5.6, 13), np.clip(1.2 + 0.3 * data["classes"], 3, 9)
+    width, height = np.clip(1.8 + 0.3 * len(held), 5.6, 13), np.clip(1.6 + 0.3 * data["classes"], 3, 9)
     figure = new_figure(float(width), float(height))
     axes = figure.add_subplot()
     place, label = np.nonzero(counts)
@@ -182,8 +183,10 @@ def _classes(data: Data) -> Figure:
     axes.scatter(place, label, s=160 * counts[place, label] / counts.max(), c=tint, alpha=0.8, linewidths=0, zorder=3)
     _title(axes, f"who holds which class; the largest bubble is {counts.max()} samples")
     dress(axes)
+    label_clients(axes, [c["name"] for c in held], float(width) - 1)
     axes.set_xlabel("client" + ("" if all(c["seen"] for c in held) else " (orange: unseen)"), fontsize=9, color=INK)
     axes.set_ylabel("class", fontsize=9, color=INK)
+    axes.set_ylim(-0.7, data["classes"] - 0.3)
     label_classes(axes, data["classes"], data["labels"])
     return figure
 

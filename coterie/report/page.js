@@ -60,6 +60,10 @@
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * span; i++) found.push(+(i * step).toPrecision(12));
     return found;
   }
+  const axisDigits = (values) => {
+    const step = values.length > 1 ? Math.abs(scaled(values[1] - values[0])) : 1;
+    return percent() ? Math.max(0, Math.min(3, Math.ceil(-Math.log10(step) - 1e-9))) : undefined;
+  };
   const scale = (from, to) => (v) => to[0] + ((v - from[0]) / (from[1] - from[0] || 1)) * (to[1] - to[0]);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const colour = (i) => `var(--m${i % 8})`;
@@ -117,14 +121,31 @@
   function yAxis(svg, y, values, left, right, form) {
     for (const v of values) {
       svg.append(s("line", { class: "grid", x1: left, x2: right, y1: y(v), y2: y(v) }));
-      svg.append(s("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, form(v)));
+      svg.append(s("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, form(v, axisDigits(values))));
     }
   }
   function xAxis(svg, x, values, bottom, form, top) {
     for (const v of values) {
       if (top !== undefined) svg.append(s("line", { class: "grid", x1: x(v), x2: x(v), y1: top, y2: bottom }));
-      svg.append(s("text", { x: x(v), y: bottom + 17, "text-anchor": "middle" }, form(v)));
+      svg.append(s("text", { x: x(v), y: bottom + 17, "text-anchor": "middle" }, form(v, axisDigits(values))));
     }
+  }
+  // Names below a row of marks, `step` apart: level where all fit, else slanted or upright and shortened, with the whole
+  // name on hover; only where even that cannot fit, some are left out, never the chosen client's.
+  function namePlan(names, step) {
+    if (names.every((n) => n.length * 7.2 + 6 < step)) return { angle: 0, most: Infinity, every: 1, depth: 17 };
+    const angle = step >= 15 ? 55 : 90, most = Math.min(24, Math.max(...names.map((n) => n.length)));
+    return { angle, most, every: Math.ceil(11.5 / step), depth: 14 + 5.9 * most * Math.sin((angle * Math.PI) / 180) };
+  }
+  function nameMarks(svg, plan, ids, at, step, y) {
+    const chosen = ids.indexOf(state.client);
+    ids.forEach((i, k) => {
+      const on = k === chosen, near = chosen >= 0 && Math.abs(k - chosen) * step < 11.5;
+      if (!on && (k % plan.every || near)) return;
+      const name = D.clients[i].name, x = at(k), text = short(name, plan.most), tip = text === name ? {} : { "data-tip": name };
+      const attrs = plan.angle ? { x: x + 4, y: y + 11, "text-anchor": "end", transform: `rotate(${-plan.angle} ${x + 4} ${y + 11})` } : { x, y: y + 17, "text-anchor": "middle" };
+      svg.append(s("text", { ...attrs, class: on ? "on" : "who", "data-client": i, ...tip }, text));
+    });
   }
   const path = (pts) => {
     let out = "", pen = false;
@@ -284,12 +305,12 @@
       : [el("span", { class: "strong" }, `${gains} of ${list.length} clients gain, ${losses} lose`), `, ${list.length - gains - losses} stay the same; ${signed(mean(list.map((p) => p.gain)))}${points()} on average. Each line leads a client from ${baseName()} to ${focusName()}.`];
     const about = `Each client's test value with ${baseName()} and with ${focusName()}`;
     section("clients", "Who gains, who loses", lead, el("div", { class: "panel" }, chart(about, (width) => {
-      const height = 344, left = 44, right = width - 8, top = 12, bottom = height - 44;
+      const left = 44, right = width - 8, top = 12, step = (right - left) / Math.max(1, list.length);
+      const plan = namePlan(list.map((p) => D.clients[p.i].name), step), bottom = 300, height = bottom + plan.depth + 24;
       const svg = canvas(width, height, list.map((p) => p.i));
       const y = scale(domain(list.flatMap((p) => [p.from, p.to])), [bottom, top]);
-      yAxis(svg, y, ticks(...domain(list.flatMap((p) => [p.from, p.to])), 6), left, right, (v) => fmt(v, percent() ? 0 : undefined));
-      const step = (right - left) / Math.max(1, list.length), r = Math.max(1.6, Math.min(5, step * 0.28));
-      const roomy = list.every((p) => D.clients[p.i].name.length * 7.4 + 4 < step);
+      yAxis(svg, y, ticks(...domain(list.flatMap((p) => [p.from, p.to])), 6), left, right, fmt);
+      const r = Math.max(1.6, Math.min(5, step * 0.28));
       list.forEach((p, k) => {
         const x = left + step * (k + 0.5), on = p.i === state.client, name = D.clients[p.i].name;
         const tint = p.gain > 1e-9 ? "var(--gain)" : p.gain < -1e-9 ? "var(--loss)" : "var(--same)";
@@ -301,8 +322,8 @@
           s("circle", { cx: x, cy: y(p.to), r: r * 1.05, fill: tint })));
         svg.append(s("rect", { class: "hit", x: x - step / 2, width: step, y: top - 6, height: bottom - top + 10,
           ...hover(p.i, `client ${name}\n${fmt(p.from)} → ${fmt(p.to)}${unit()}  (${signed(p.gain)})`) }));
-        if (on || (state.client < 0 && roomy)) svg.append(s("text", { x, y: bottom + 17, "text-anchor": "middle", class: on ? "on" : null }, name));
       });
+      nameMarks(svg, plan, list.map((p) => p.i), (k) => left + step * (k + 0.5), step, bottom);
       svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "clients, by gain"));
       return svg;
     }), key(["open", "color:var(--soft)", baseName()], ["", "background:var(--gain)", `${focusName()}, better`], ["", "background:var(--loss)", "worse"])));
@@ -316,7 +337,7 @@
       const svg = canvas(width, height, D.clients.map((_, i) => i).filter(only));
       const values = listed.flatMap((m) => D.clients.map((_, i) => (only(i) ? value(m, stage, i) : null)));
       const x = scale(domain(values), [left + 6, right]);
-      xAxis(svg, x, ticks(...domain(values), narrow ? 4 : 8), height - 22, (v) => fmt(v, percent() ? 0 : undefined), top);
+      xAxis(svg, x, ticks(...domain(values), narrow ? 4 : 8), height - 22, fmt, top);
       listed.forEach((m, k) => {
         const own = D.clients.map((_, i) => ({ i, v: only(i) ? value(m, stage, i) : null })).filter((p) => known(p.v)).sort((a, b) => a.v - b.v);
         const base = top + row * k, y = base + (narrow ? 32 : row / 2), tint = colour(place(m.name)), on = m.name === state.method;
@@ -360,7 +381,7 @@
       const height = Math.min(380, Math.max(260, width * 0.45)), left = 46, right = width - 12, bottom = height - 42;
       const svg = canvas(width, height);
       const most = Math.max(1e-9, ...curves.map(({ x }) => x[x.length - 1] || 0)), x = scale([0, most], [left, right]), y = scale([low, top], [bottom, 10]);
-      yAxis(svg, y, ticks(low, top, 6), left, right, (v) => fmt(v, percent() ? 0 : undefined));
+      yAxis(svg, y, ticks(low, top, 6), left, right, fmt);
       xAxis(svg, x, ticks(0, most, width < 500 ? 4 : 7), bottom, axes[state.axis][1]);
       svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, axes[state.axis][2]));
       const clip = "clip" + Math.random().toString(36).slice(2);
@@ -416,7 +437,7 @@
       chart(`Mean over newcomers by rounds since arrival, ${stage}`, (width) => {
         const height = 300, left = 52, right = width - 12, bottom = height - 58, svg = canvas(width, height);
         const x = scale([0, most], [left + 8, right]), y = scale([low, high], [bottom, 10]);
-        yAxis(svg, y, ticks(low, high, 6), left, right, (v) => fmt(v, percent() ? 0 : undefined));
+        yAxis(svg, y, ticks(low, high, 6), left, right, fmt);
         const at = ticks(0, most, 6).filter(Number.isInteger);
         xAxis(svg, x, at, bottom, String);
         svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "rounds since arrival"));
@@ -462,7 +483,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
         const every = Math.ceil(D.classes / 25), longest = width < 560 ? 12 : 22;
         const widest = Math.max(4, ...Array.from({ length: D.classes }, (_, k) => (k % every ? 0 : short(className(k), longest).length)));
         const left = 12 + Math.max(22, 6.4 * widest), right = width - 6, cell = (right - left) / some.length, row = Math.max(D.classes > 30 ? 6 : 14, Math.min(26, 420 / D.classes));
-        const top = 18, height = top + row * D.classes + 42, roomy = some.every((p) => p.c.name.length * 7.4 + 4 < cell), svg = canvas(width, height, some.map((p) => p.i)), r = Math.max(Math.min(cell, row * 1.15) * 0.5, 2);
+        const plan = namePlan(some.map((p) => p.c.name), cell), top = 18, bottom = top + row * D.classes, height = bottom + plan.depth + 24, svg = canvas(width, height, some.map((p) => p.i)), r = Math.max(Math.min(cell, row * 1.15) * 0.5, 2);
         for (let k = 0; k < D.classes; k++) {
           const y = top + row * (k + 0.5);
           if (row >= 10) svg.append(s("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }));
@@ -473,8 +494,8 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
           if (on) svg.append(s("rect", { x: x - cell / 2, width: cell, y: top - 4, height: row * D.classes + 8, fill: "var(--wash)", rx: 3 }));
           p.c.classes.forEach((n, k) => { if (n) svg.append(s("circle", { cx: x, cy: top + row * (k + 0.5), r: r * Math.sqrt(n / most), fill: p.c.seen ? "var(--m0)" : "var(--m1)", opacity: on ? 1 : state.client >= 0 ? 0.35 : 0.8 })); });
           svg.append(s("rect", { class: "hit", x: x - cell / 2, width: cell, y: top - 4, height: row * D.classes + 8, ...hover(p.i, `client ${p.c.name}${p.c.seen ? "" : ", unseen"}\n${holds(p.c)}`) }));
-          if (on || (state.client < 0 && roomy)) svg.append(s("text", { x, y: height - 22, "text-anchor": "middle", class: on ? "on" : null }, p.c.name));
         });
+        nameMarks(svg, plan, some.map((p) => p.i), (k) => left + cell * (k + 0.5), cell, bottom);
         svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "clients"), s("text", { x: left - 8, y: 8, "text-anchor": "end" }, "class"));
         return svg;
       }), D.clients.some((c) => !c.seen) ? key(["", "background:var(--m0)", "takes part in training"], ["", "background:var(--m1)", "unseen"]) : null));
@@ -668,7 +689,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
         const height = 280, left = 52, right = width - 10, bottom = height - 40, svg = canvas(width, height, pts.slice().sort((a, b) => a.n - b.n).map((p) => p.i));
         const [low, high] = extent(pts.map((p) => p.gain).concat([0])), air = (high - low) * 0.08 || 0.01, y = scale([low - air, high + air], [bottom, 8]);
         const [first, last] = extent(pts.map((p) => Math.log(p.n))), pad = (last - first) * 0.05 || 0.3, x = scale([first - pad, last + pad], [left, right]);
-        yAxis(svg, y, ticks(low - air, high + air, 5), left, right, (v) => signed(v, percent() ? 0 : undefined));
+        yAxis(svg, y, ticks(low - air, high + air, 5), left, right, signed);
         const span = Math.exp(last - first), every = [1, 2, 5].flatMap((k) => [1, 10, 100, 1e3, 1e4, 1e5].map((p) => k * p)).sort((a, b) => a - b).filter((v) => Math.log(v) >= first - pad && Math.log(v) <= last + pad);
         xAxis(svg, (v) => x(Math.log(v)), span < 1.5 || every.length < 2 ? [...new Set([sorted[0], Math.round(middle), sorted[sorted.length - 1]])] : every, bottom, String);
         svg.append(s("line", { x1: left, x2: right, y1: y(0), y2: y(0), stroke: "var(--faint)", "stroke-width": 1 }));
