@@ -44,6 +44,8 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
     """Name and figure, in the order of the page."""
     method, stage = focus(data)
     base = _named(data, "fedavg")
+    if base is method and stage == "served":
+        base = _named(data, "local")
     if base is not None and (base is not method or stage != "served"):
         yield "clients", _clients(data, method, stage, base)
     stages = [s for s in ("served", "adapted") if any(s in m["values"] for m in data["methods"])]
@@ -59,7 +61,8 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
     if any(m["conflicts"] for m in data["methods"]):
         yield "conflicts", _conflicts(data)
     if all(c["train"] is not None for c in data["clients"]):
-        against = [m for m in (base, _named(data, "local")) if m is not None and m is not method]
+        baselines = [_named(data, name) for name in ("fedavg", "local")]
+        against = [m for m in baselines if m is not None and (m is not method or stage != "served")]
         if against:
             yield "size", _size(data, method, stage, against)
     unseen = [s for s in stages if any(f"unseen_{s}" in m["values"] for m in data["methods"])]
@@ -68,14 +71,9 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
 
 
 def focus(data: Data) -> tuple[Data, str]:
-    """The method and stage that the page opens with: the best for the mean, or the best that is no baseline."""
+    """The method and stage that the headline names, with which the page opens, too."""
     name, stage = data["answer"].get("mean", (data["methods"][0]["name"], "served"))
-    best: Data = next(m for m in data["methods"] if m["name"] == name)
-    others = [m for m in data["methods"] if m["name"] not in ("local", "fedavg")]
-    if name not in ("local", "fedavg") or not others:
-        return best, stage
-    sign = 1 if data["higher"] else -1
-    return max(others, key=lambda m: sign * np.nan_to_num(np.nanmean(_values(m, "served")))), "served"
+    return next(m for m in data["methods"] if m["name"] == name), stage
 
 
 # -- one function a figure ---------------------------------------------------------------------------------------------
@@ -278,7 +276,7 @@ def _size(data: Data, method: Data, stage: str, against: Sequence[Data]) -> Figu
         axes.scatter(n[there], _scaled(data, gain[there]), c=tint, s=22, alpha=0.75, linewidths=0, zorder=3)
         axes.axhline(0, color=SAME, linewidth=0.8)
         axes.set_xscale("log")
-        _title(axes, f"gain of {_label(method, stage)} over {base['label']}")
+        _title(axes, f"gain of {_label(method, stage)} over {base['label']} (served)")
         dress(axes)
         axes.set_xlabel("training samples of the client", fontsize=9, color=INK)
     return figure

@@ -685,7 +685,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
       const sorted = pts.map((p) => p.n).sort((a, b) => a - b), middle = quantile(sorted, 0.5);
       const small = mean(pts.filter((p) => p.n <= middle).map((p) => p.gain)), large = mean(pts.filter((p) => p.n > middle).map((p) => p.gain));
       const words = `Clients with at most ${Math.round(middle)} samples: ${signed(small)}${points()}; ${large === null ? "there are no larger ones" : `larger ones: ${signed(large)}${points()}`}.`;
-      return el("div", { class: "panel" }, el("h3", {}, `Gain over ${base.label}`), el("p", { class: "sub" }, words), chart(`Gain of ${focusName()} over ${base.label} against training samples`, (width) => {
+      return el("div", { class: "panel" }, el("h3", {}, `Gain over ${base.label} (served)`), el("p", { class: "sub" }, words), chart(`Gain of ${focusName()} over ${base.label} against training samples`, (width) => {
         const height = 280, left = 52, right = width - 10, bottom = height - 40, svg = canvas(width, height, pts.slice().sort((a, b) => a.n - b.n).map((p) => p.i));
         const [low, high] = extent(pts.map((p) => p.gain).concat([0])), air = (high - low) * 0.08 || 0.01, y = scale([low - air, high + air], [bottom, 8]);
         const [first, last] = extent(pts.map((p) => Math.log(p.n))), pad = (last - first) * 0.05 || 0.3, x = scale([first - pad, last + pad], [left, right]);
@@ -787,14 +787,10 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
 
   function settle() {
     if (!methodOf(state.method)) {
-      const [name, stage] = D.answer.mean || [D.methods[0].name, "served"];
-      const personal = D.methods.filter((m) => !["local", "fedavg"].includes(m.name));
-      const winner = ["local", "fedavg"].includes(name) && personal.length ? ranked("served").find((m) => personal.includes(m)) : methodOf(name);
-      state.method = (winner || D.methods[0]).name;
-      state.stage = winner && winner.name === name ? stage : "served";
+      [state.method, state.stage] = D.answer.mean || [D.methods[0].name, stages()[0]];  // what the headline names
+      if (bases().length === 1 && stages().includes("adapted")) state.stage = "adapted";  // itself, as served
     }
-    if (!bases().some(([b]) => b === state.base)) state.base = bases()[0][0];
-    if (bases().length === 1 && stages().includes("adapted")) state.stage = "adapted";
+    if (!bases().some(([b]) => b === state.base)) state.base = (bases().find(([b]) => b !== `${state.method}|${state.stage}`) || bases()[0])[0];
     if (state.client >= D.clients.length) state.client = -1;
   }
   function render() {

@@ -11,6 +11,7 @@ from chromium import SIZES, chromium, opened, screenshots
 
 from coterie.folder import inside
 from coterie.report.data import gather
+from coterie.report.figures import focus
 from coterie.report.page import page as html
 from coterie.report.table import rows
 from coterie.report.watch import server
@@ -106,6 +107,27 @@ def test_sorting_filtering_theme_and_a_client(browser, report, compared):
 
         assert page.said == []
         assert page.asked == [report.as_uri()]
+
+
+@pytest.mark.parametrize(
+    ("method", "stage", "against"),
+    [("fedavg", "adapted", "fedavg|served"), ("fedavg", "served", "fedavg|adapted"), ("local", "served", "fedavg|served"),
+     ("ifca", "adapted", "fedavg|served")],
+)
+def test_the_page_opens_with_what_the_headline_names(browser, compared, tmp_path, method, stage, against):
+    """Also where a baseline leads; it is compared with the first of the comparisons that is not itself."""
+    data = gather([compared])
+    data["answer"]["mean"] = [method, stage]
+    (tmp_path / "report.html").write_text(html(data), encoding="utf-8")
+    with opened(browser, (tmp_path / "report.html").as_uri()) as page:
+        assert page.locator("#method").input_value() == method
+        assert page.locator('#stage [aria-pressed="true"]').inner_text() == stage
+        assert page.locator("#base").input_value() == against
+        assert page.locator("#methods tr.on").get_attribute("data-method") == method
+        assert "clients gain" in page.locator("#clients .lead").inner_text()
+        assert page.said == []
+    assert focus(data)[0]["name"] == method
+    assert focus(data)[1] == stage
 
 
 def test_a_collapse_is_called_out_and_health_is_not(browser, report):
