@@ -23,8 +23,9 @@ from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
 from coterie.folder import Folder, environment, inside
 from coterie.report import catalogue, logs
+from coterie.report.answer import verdict
 from coterie.report.progress import Live
-from coterie.report.table import beside_paper, by_method, comparison, to_csv, verdict
+from coterie.report.table import beside_paper, by_method, comparison, to_csv
 from coterie.report.table import markdown as as_markdown
 from coterie.report.table import newcomers as newcomers_table
 from coterie.result import Result
@@ -568,8 +569,8 @@ def _print(results: list[Result], printed: Mapping[str, str]) -> None:
         wide.print(beside)
     if (arrived := newcomers_table(results)) is not None:
         wide.print(arrived)
-    if len({result.method for result in results}) > 1:
-        wide.print(verdict(results), highlight=False)
+    if said := verdict(results):
+        wide.print(said, highlight=False, markup=False)
 
 
 def main() -> None:

@@ -222,6 +222,7 @@
     $("caveat").hidden = !D.answer.caveat;
     const fallen = D.methods.filter((m) => m.few && m.few.verdict === "collapsed");
     $("callouts").replaceChildren(
+      ...(D.answer.warnings || []).map((t) => el("li", { class: "warning" }, t)),
       ...fallen.map((m) => el("li", {}, el("strong", {}, m.label + ": "), m.few.words + " ", el("a", { href: "#few" }, "See the models"))),
       ...D.notes.map((t) => el("li", {}, t)));
   }

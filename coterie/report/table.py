@@ -94,9 +94,14 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def label_of(method: str, stage: str) -> str:
     """FedAvg's model after local training is, by definition, FedAvg + fine-tune; of a file only its name is shown."""
-    if stage == "adapted" and _name(method) == "fedavg":
+    if stage == "adapted" and fine_tunes(method):
         return f"{method} + fine-tune"
     return re.sub(r"^.*/(?=[^/]+\.py:)", "", method)
+
+
+def fine_tunes(method: str) -> bool:
+    """Whether the method's adapted stage is FedAvg + fine-tune."""
+    return _name(method) == "fedavg"
 
 
 def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
@@ -209,18 +214,6 @@ def to_csv(results: Sequence[Result], path: str | Path) -> Path:
         for line in lines:
             writer.writerow({name: _plain(value) for name, value in asdict(line).items()})
     return Path(path)
-
-
-def verdict(results: Sequence[Result]) -> str:
-    """Who is best for the mean and for the worst client, and whether that is more than the noise between seeds."""
-    lines = rows(results)
-    known = [line for line in lines if not math.isnan(line.mean)]
-    if not known:
-        return "No client has test data, so there is nothing to compare."
-    mean = _sentence("the mean over clients", known, lambda line: line.mean, lambda line: line.mean_spread)
-    worst = _sentence("the worst client", known, lambda line: line.worst, lambda line: line.worst_spread)
-    unknown = " With one seed, the noise between seeds is unknown." if min(line.seeds for line in known) < 2 else ""
-    return f"{mean} {worst}{unknown}"
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -390,30 +383,7 @@ def _plain(value: Any) -> Any:
     return "" if isinstance(value, float) and math.isnan(value) else value
 
 
-# -- the verdict -------------------------------------------------------------------------------------------------------
-
-
-def _sentence(what: str, lines: Sequence[Line], of: Callable[[Line], float], spread: Callable[[Line], float]) -> str:
-    sign = 1 if lines[0].higher_is_better else -1
-    winner = max(lines, key=lambda line: sign * of(line))
-    title = winner.label if winner.label != winner.method else f"{winner.label} ({winner.stage})"
-    unit = " %" if winner.higher_is_better else ""
-    baselines = {"fedavg + fine-tune": fine_tuned(lines), "local": alone(lines)}
-    missing = [name for name, line in baselines.items() if line is None]
-    said = [f"without {' and '.join(missing)} to compare with"] if missing else []
-    for name, line in baselines.items():
-        if line is not None and line is not winner:
-            ahead = sign * (of(winner) - of(line))
-            points = " points" if winner.higher_is_better else ""
-            said.append(f"{shown(winner, ahead)}{points} ahead of {name}{_noise(winner, line, ahead, spread)}")
-    return f"For {what}, {title} is best with {shown(winner, of(winner))}{unit}: {', '.join(said)}."
-
-
-def _noise(a: Line, b: Line, difference: float, spread: Callable[[Line], float]) -> str:
-    if min(a.seeds, b.seeds) < 2:
-        return ""
-    error = math.sqrt(spread(a) ** 2 / a.seeds + spread(b) ** 2 / b.seeds)
-    return " (more than seed noise)" if difference > 2 * error else " (within seed noise)"
+# -- the baselines -----------------------------------------------------------------------------------------------------
 
 
 def fine_tuned(lines: Sequence[Line]) -> Line | None:

@@ -111,8 +111,8 @@ def test_sorting_filtering_theme_and_a_client(browser, report, compared):
 
 @pytest.mark.parametrize(
     ("method", "stage", "against"),
-    [("fedavg", "adapted", "fedavg|served"), ("fedavg", "served", "fedavg|adapted"), ("local", "served", "fedavg|served"),
-     ("ifca", "adapted", "fedavg|served")],
+    [("fedavg", "adapted", "fedavg|served"), ("fedavg", "served", "fedavg|adapted"),
+     ("local", "served", "fedavg|served"), ("ifca", "adapted", "fedavg|served")],
 )
 def test_the_page_opens_with_what_the_headline_names(browser, compared, tmp_path, method, stage, against):
     """Also where a baseline leads; it is compared with the first of the comparisons that is not itself."""

@@ -1,4 +1,4 @@
-"""Clients and classes that have names are called by them: on the page, in the figures and in the picture of the data."""
+"""Clients and classes that have names are called by them: on the page, in its figures and in the data's picture."""
 
 import matplotlib
 import pytest
