@@ -77,8 +77,9 @@ def runs_of(paths: Sequence[Path]) -> list[Folder]:
     for path in paths:
         here = inside(path)
         if not here:
-            kind = "is not a run folder: it holds no config.json, nor does METHOD/seedK in it"
-            raise CoterieError(f"{path} {kind if path.is_dir() else 'does not exist; give a run folder'}.")
+            why = "it holds no config.json, nor does METHOD/seedK in it" if path.is_dir() else "it is a file"
+            kind = f"is not a run folder: {why}" if path.exists() else "does not exist; give a run folder"
+            raise CoterieError(f"{path} {kind}.")
         found |= {folder.path.resolve(): folder for folder in here}
     return list(found.values())
 

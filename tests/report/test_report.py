@@ -389,14 +389,24 @@ def test_regression_has_no_classes_and_lower_is_better(tmp_path):
     [
         (["report", "nowhere"], "nowhere does not exist"),
         (["report", "."], "is not a run folder"),
+        (["report", "patients.csv"], "patients.csv is not a run folder: it is a file."),
+        (["watch", "patients.csv"], "patients.csv is not a run folder: it is a file."),
         (["watch", "nowhere"], "nowhere does not exist"),
     ],
 )
 def test_bad_input_is_one_sentence(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "patients.csv").write_text("age,diagnosis\n")
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, CoterieError)
     assert said in str(done.exception)
+
+
+def test_the_folder_of_a_comparison_hints_at_the_runs_inside(compared):
+    """Five methods with two seeds; ten runs, the first by name."""
+    with pytest.raises(CoterieError) as said:
+        Folder(compared).result()
+    assert str(said.value) == f"{compared} holds 10 runs; name one of them, e.g. {compared / 'fedavg' / 'seed0'}."
 
 
 def test_runs_on_other_clients_are_refused(compared, tmp_path):
