@@ -171,14 +171,18 @@ def show_command(
 @app.command("report")
 def report_command(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or comparisons'.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The page to write.")] = Path("report.html"),
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The page; default: RUN/report.html, of several report.html here.")
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write one HTML page that answers which method pays, for whom; its figures as PNG and SVG beside it."""
     from coterie.report import page
 
+    out = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    before = " (in place of the earlier one)" if out.is_file() else ""
     written, figures = page.write(folders, out)
-    console.print(f"report: {written}, figures: {figures}", highlight=False, soft_wrap=True)
+    console.print(f"report: {written}{before}, figures: {figures}", highlight=False, soft_wrap=True, markup=False)
     if show:
         typer.launch(written.resolve().as_uri())
 

@@ -345,6 +345,22 @@ def test_the_figures_lie_beside_the_page_as_png_and_svg(compared, tmp_path):
     assert (folder / "clients.svg").read_text().startswith("<?xml")
 
 
+def test_the_page_of_one_run_is_written_into_its_folder(named, tmp_path, monkeypatch):
+    """In place of an earlier one, and said so; of several into the folder one is in."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(named / "fedper" / "seed0", tmp_path / "one")
+    shutil.copytree(named / "local" / "seed0", tmp_path / "two")
+    (tmp_path / "one" / "report.html").write_text("an earlier one")
+    done = CliRunner().invoke(app, ["report", "one"], catch_exceptions=False)
+    assert done.output == "report: one/report.html (in place of the earlier one), figures: one/report-figures\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
+    assert (tmp_path / "one" / "report.html").stat().st_size > 50_000
+    assert (tmp_path / "one" / "report-figures" / "classes.png").is_file()
+    done = CliRunner().invoke(app, ["report", "one", "two"], catch_exceptions=False)
+    assert done.output == "report: report.html, figures: report-figures\n"
+    assert (tmp_path / "report.html").is_file()
+
+
 def test_a_single_run_and_several_folders_are_read(compared):
     one = gather([compared / "ifca" / "seed0"])
     assert [m["name"] for m in one["methods"]] == ["ifca"]
