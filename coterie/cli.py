@@ -172,7 +172,7 @@ def show_command(
 def report_command(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or comparisons'.")],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="The page; default: RUN/report.html, of several report.html here.")
+        Path | None, typer.Option("-o", "--out", help="The page; default: RUN/report.html, of several ./report.html.")
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:

@@ -111,12 +111,13 @@ def learned_nothing(results: Sequence[Result], found: Sequence[Case]) -> tuple[s
     best, counts = MEAN.best(found), label_counts(results)
     if counts is None or best.line.metric != "accuracy":
         return "", []
-    held, tested = counts
-    guess, values = frequent(held, tested), over_seeds(best.values)[: len(held)]
-    both = np.isfinite(guess[: len(values)]) & np.isfinite(values)
+    clients = min(len(counts[0]), best.values.shape[1])
+    held, tested = counts[0][:clients], None if counts[1] is None else counts[1][:clients]
+    guess, values = frequent(held, tested), over_seeds(best.values)[:clients]
+    both = np.isfinite(guess) & np.isfinite(values)
     if not both.any():
         return "", []
-    level = float(guess[: len(values)][both].mean())
+    level = float(guess[both].mean())
     said = f"always answering the client's most frequent class ({percent(level)})"
     if level >= 1 - EXACT:
         return "", ["Every client's test data are of one class, its most frequent one: they cannot tell methods apart."]
@@ -125,7 +126,7 @@ def learned_nothing(results: Sequence[Result], found: Sequence[Case]) -> tuple[s
         what = "method does" if len({case.line.method for case in found}) > 1 else "stage does"
         return f"No {what} better than {said}.", [HINT]
     warnings = []
-    if float((values[both] - guess[: len(values)][both]).mean()) <= BEYOND * paired_error(values, guess[: len(values)]):
+    if float((values - guess)[both].mean()) <= BEYOND * paired_error(values, guess):
         warnings.append(f"The best, {best.name}, is within noise between clients of {said}.")
     if dead:
         names = [case.name for case in dead]
@@ -141,7 +142,7 @@ HINT = "Scale the inputs or change the learning rate."
 def cases(results: Sequence[Result]) -> list[Case]:
     """Every line of the table that has test data, with its clients."""
     runs = by_method(results)
-    most = 1 + max(int(scores.clients.max()) for run in results for scores in run.history[-1].stages.values())
+    most = 1 + max(int(scores.clients.max()) for run in results for e in run.history for scores in e.stages.values())
     found = []
     for line in rows(results):
         values, samples = np.full((line.seeds, most), np.nan), np.zeros(most, dtype=np.int64)

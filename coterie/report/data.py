@@ -153,7 +153,7 @@ def _method(name: str, group: list[Result], folders: list[Folder], clients: int,
     return {
         "name": name, "label": label_of(name, "served"), "adapted": label_of(name, "adapted"),
         "seeds": [run.seed for run in group], "published": group[0].published,
-        "values": {stage: _short(_values(group, stage, clients)) for stage in first},
+        "values": {stage: _short(_values(group, stage, clients), 6) for stage in first},
         "curve": _curve(group, first), "tracks": _tracks(group, first, clients, budget),
         "conflicts": _conflicts(group, clients), "few": few(group, folders, clients, POINTS),
         **_newcomers(group, first),
@@ -176,7 +176,7 @@ def _curve(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]:
     curve: dict[str, Any] = {"rounds": rounds[kept].astype(int).tolist()}
     for stage in stages:
         means = convergence(group, stage)[1][:, kept] / (100 if group[0].at(stages[0]).metric == "accuracy" else 1)
-        curve[stage] = {"mean": _short(_mean(means)), "low": _short(_low(means)), "high": _short(_high(means))}
+        curve[stage] = {"mean": _short(_mean(means), 6), "low": _short(_low(means)), "high": _short(_high(means))}
     bytes_by = np.array([_until(run, rounds[kept], _sent) for run in group]).mean(0)
     seconds = np.array([_until(run, rounds[kept], lambda r: float(r.get("seconds", 0))) for run in group]).mean(0)
     return {**curve, "bytes": _short(bytes_by, 6), "seconds": _short(seconds)}
@@ -242,7 +242,7 @@ def _newcomers(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]
     """By stage, how newcomers fare by rounds since arrival; no key where nobody arrived."""
     read = {stage: newcomers(group, stage, POINTS) for stage in ("served", "adapted") if stage in stages}
     short = {
-        stage: {**one, **{name: _short(one[name]) for name in ("age", "mean", "start")}}
+        stage: {**one, **{name: _short(one[name], 6) for name in ("age", "mean", "start")}}
         for stage, one in read.items() if one is not None
     }
     return {"newcomers": short} if short else {}

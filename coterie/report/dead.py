@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from coterie.data.federation import SPLITS
 from coterie.errors import CoterieError
 from coterie.folder import Folder
+from coterie.report.table import number
 from coterie.result import Result
 
 Floats = NDArray[np.float64]
@@ -77,5 +78,5 @@ def constant(values: Floats, held: Ints, tested: Ints) -> bool:
     return all(bool((np.abs(shares - seed[there, None]) < EXACT).all(0).any()) for seed in values)
 
 
-def percent(share: Any) -> str:
-    return f"{100 * float(share):.1f} %"
+def percent(share: float) -> str:
+    return f"{number(100 * share, 1)} %"

@@ -35,7 +35,18 @@
     if (!known(v)) return "–";
     const x = scaled(v);
     if (digits === undefined) digits = percent() ? 1 : Math.abs(x) >= 100 ? 0 : 3;
-    return x.toFixed(digits).replace("-", "−");
+    return rounded(x, digits).toFixed(digits).replace("-", "−");
+  }
+  // Halves away from zero, also where 88.25 was computed as 88.24999999999999: as the tables of the command line do it.
+  function rounded(x, digits) {
+    const whole = Math.round(+(Math.abs(x) * 10 ** digits).toFixed(9 - digits));
+    return whole ? (Math.sign(x) * whole) / 10 ** digits : 0;
+  }
+  // How much better `to` is than `from`, as the difference of the two numbers as they are shown.
+  function gained(to, from, digits = percent() ? 1 : 3) {
+    if (!known(to) || !known(from)) return "–";
+    const d = rounded((D.higher ? 1 : -1) * (rounded(scaled(to), digits) - rounded(scaled(from), digits)), digits);
+    return (d > 0 ? "+" : d < 0 ? "−" : "±") + Math.abs(d).toFixed(digits);
   }
   const unit = () => (percent() ? " %" : "");
   const points = () => (percent() ? " points" : "");
@@ -262,7 +273,7 @@
         l.published ? el("small", { title: "the stage its paper printed" }, " †") : null],
       stage: (l) => l.stage,
       mean: (l) => [fmt(l.mean, percent() ? 2 : 3), l.seeds > 1 ? el("small", {}, ` ± ${fmt(l.mean_spread, percent() ? 2 : 3)}`) : null],
-      jain: (l) => (known(l.jain) ? l.jain.toFixed(3) : "–"), epsilon: (l) => (known(l.epsilon) ? l.epsilon.toFixed(2) : "–"),
+      jain: (l) => (known(l.jain) ? rounded(l.jain, 3).toFixed(3) : "–"), epsilon: (l) => (known(l.epsilon) ? rounded(l.epsilon, 2).toFixed(2) : "–"),
       bytes_each_round: (l) => bytes(l.bytes_each_round), seconds: (l) => seconds(l.seconds),
       round: (l) => { const [a, b] = extent(l.rounds); return a === b ? String(a) : `${a}–${b}`; },
     };
@@ -297,13 +308,20 @@
   const shownStages = () => choose([["both", "both stages"], ...stages().map((x) => [x, x])], state.shown,
     (v) => { state.shown = v; table(); }, "Stages in the table");
 
+  const lineOf = (m, stage) => m.lines.find((l) => l.stage === stage) || {};
+  function averageGain(list) {
+    const m = methodOf(state.method), base = baseOf(m), to = lineOf(m, state.stage).mean, from = lineOf(base.m, base.stage).mean;
+    const whole = list.length === D.clients.filter((c, i) => c.seen && known(value(m, state.stage, i))).length;
+    return whole && known(to) && known(from) ? gained(to, from, percent() ? 2 : 3) : signed(mean(list.map((p) => p.gain)), percent() ? 2 : 3);
+  }
+
   // -- every client ---------------------------------------------------------------------------------------------------
   function clients() {
     const list = pairs().filter((p) => p.seen).sort((a, b) => b.gain - a.gain);
     const gains = list.filter((p) => p.gain > 1e-9).length, losses = list.filter((p) => p.gain < -1e-9).length;
     const same = baseOf(methodOf(state.method)).m.name === state.method && baseOf(methodOf(state.method)).stage === state.stage;
     const lead = same ? "This is the method it would be compared with; choose another method, stage or comparison above."
-      : [el("span", { class: "strong" }, `${gains} of ${list.length} clients gain, ${losses} lose`), `, ${list.length - gains - losses} stay the same; ${signed(mean(list.map((p) => p.gain)))}${points()} on average. Each line leads a client from ${baseName()} to ${focusName()}.`];
+      : [el("span", { class: "strong" }, `${gains} of ${list.length} clients gain, ${losses} lose`), `, ${list.length - gains - losses} stay the same; ${averageGain(list)}${points()} on average. Each line leads a client from ${baseName()} to ${focusName()}.`];
     const about = `Each client's test value with ${baseName()} and with ${focusName()}`;
     section("clients", "Who gains, who loses", lead, el("div", { class: "panel" }, chart(about, (width) => {
       const left = 44, right = width - 8, top = 12, step = (right - left) / Math.max(1, list.length);
@@ -322,7 +340,7 @@
           s("circle", { cx: x, cy: y(p.from), r, fill: "var(--panel)", stroke: tint, "stroke-width": 1.4 }),
           s("circle", { cx: x, cy: y(p.to), r: r * 1.05, fill: tint })));
         svg.append(s("rect", { class: "hit", x: x - step / 2, width: step, y: top - 6, height: bottom - top + 10,
-          ...hover(p.i, `client ${name}\n${fmt(p.from)} → ${fmt(p.to)}${unit()}  (${signed(p.gain)})`) }));
+          ...hover(p.i, `client ${name}\n${fmt(p.from)} → ${fmt(p.to)}${unit()}  (${gained(p.to, p.from)})`) }));
       });
       nameMarks(svg, plan, list.map((p) => p.i), (k) => left + step * (k + 0.5), step, bottom);
       svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "clients, by gain"));
@@ -331,7 +349,7 @@
   }
 
   // -- distribution ---------------------------------------------------------------------------------------------------
-  function strips(stage, listed, only) {
+  function strips(stage, listed, only, printed) {
     return chart(`Distribution over clients of every method, ${stage}`, (width) => {
       const narrow = width < 560, row = narrow ? 50 : 34, left = narrow ? 8 : Math.min(220, width * 0.26), right = width - 46, top = 6;
       const height = top + row * listed.length + 26;
@@ -354,7 +372,7 @@
             ...hover(p.i, `${label(m, stage)}\nclient ${D.clients[p.i].name}: ${fmt(p.v)}${unit()}`) }));
         });
         svg.append(s("line", { x1: x(average), x2: x(average), y1: y - 12, y2: y + 12, stroke: "var(--ink)", "stroke-width": 2 }));
-        svg.append(s("text", { x: width, y: y + 4, "text-anchor": "end", class: "ink" }, fmt(average)));
+        svg.append(s("text", { x: width, y: y + 4, "text-anchor": "end", class: "ink" }, printed(m, average)));
       });
       return svg;
     });
@@ -363,7 +381,7 @@
     .sort((a, b) => better(known(b.v) ? b.v : -Infinity, known(a.v) ? a.v : -Infinity)).map((p) => p.m);
   function spread() {
     section("spread", "Distribution over clients", `Every dot is a client's test ${D.metric === "accuracy" ? "accuracy in %" : "error"}, stage ${state.stage}; methods by their mean.`,
-      el("div", { class: "panel" }, strips(state.stage, ranked(state.stage), (i) => D.clients[i].seen),
+      el("div", { class: "panel" }, strips(state.stage, ranked(state.stage), (i) => D.clients[i].seen, (m, v) => fmt(known(lineOf(m, state.stage).mean) ? lineOf(m, state.stage).mean : v, percent() ? 2 : 3)),
         key(["", "background:var(--soft)", "a client"], ["bar", "background:var(--ink)", "mean"], ["square", "background:var(--soft);opacity:.3", "middle half of the clients"])));
   }
 
@@ -698,7 +716,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
         for (const p of pts.sort((a, b) => (a.i === state.client) - (b.i === state.client))) {
           const on = p.i === state.client;
           svg.append(s("circle", { cx: x(Math.log(p.n)), cy: y(p.gain), r: on ? 7 : 4.2, fill: p.gain > 1e-9 ? "var(--gain)" : p.gain < -1e-9 ? "var(--loss)" : "var(--same)", opacity: on ? 1 : state.client >= 0 ? 0.3 : 0.75, stroke: on ? "var(--ink)" : "var(--panel)", "stroke-width": on ? 2 : 0.8,
-            ...hover(p.i, `client ${D.clients[p.i].name}\n${p.n} training samples\n${signed(p.gain)}${points()}`) }));
+            ...hover(p.i, `client ${D.clients[p.i].name}\n${p.n} training samples\n${gained(p.g, p.h)}${points()}`) }));
         }
         return svg;
       }));
@@ -716,7 +734,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
     }
     const order = ranked(stage);
     section("unseen", "Unseen clients", `The ${ids.length} client${ids.length > 1 ? "s" : ""} kept out of training, stage ${state.stage}: what somebody gets who arrives after training.`,
-      el("div", { class: "panel" }, strips(state.stage, order, (i) => !D.clients[i].seen)));
+      el("div", { class: "panel" }, strips(state.stage, order, (i) => !D.clients[i].seen, (m, v) => fmt(known(lineOf(m, state.stage).unseen) ? lineOf(m, state.stage).unseen : v))));
   }
 
   // -- reproduce ------------------------------------------------------------------------------------------------------
@@ -744,7 +762,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
     const facts = [["samples", known(c.train) ? `${c.train} train, ${c.val} validation, ${c.test} test` : `${c.test} test`]];
     if (c.classes && D.classes) facts.push(["classes", `${c.classes.filter(Boolean).length} of ${D.classes}`]);
     const m = methodOf(state.method), p = pairs().find((one) => one.i === state.client);
-    if (p) facts.push([`gain`, `${signed(p.gain)}${points()} over ${baseName()}`]);
+    if (p) facts.push([`gain`, `${gained(p.to, p.from)}${points()} over ${baseName()}`]);
     for (const one of D.methods) if (one.few && one.few.end && one.few.models > 1 && known(one.few.end.choice[state.client]) && (one === m || one.name === state.few)) facts.push(["model", `${one.few.end.choice[state.client] + 1} of ${one.few.models}, ${one.label}`]);
     const tall = c.classes ? Math.max(1, ...c.classes) : 1;
     const order = ranked(c.seen ? state.stage : "unseen_" + state.stage);

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any, get_args
 
@@ -168,7 +169,7 @@ def newcomers(results: Sequence[Result], stage: str = "served") -> Table | None:
         table.add_column(str(low) if low == high else f"{low}-{high}" if high else f"{low}+", justify="right")
     for method, by_span in found.items():
         shown = [by_span.get(span, NAN) for span in present]
-        cells = [_number(100 * v, 1) if higher else _number(v, 3) for v in shown]
+        cells = [number(100 * v, 1) if higher else number(v, 3) for v in shown]
         table.add_row(escape(label_of(method, stage)), *cells)
     return table
 
@@ -289,9 +290,9 @@ def _cells(line: Line, extra: Sequence[str]) -> dict[str, str]:
         "std": _short(line, line.client_std),
         "worst": _short(line, line.worst),
         "low10": _short(line, line.lowest),
-        "Jain": _number(line.jain, 3),
+        "Jain": number(line.jain, 3),
         **({"unseen": _short(line, line.unseen)} if "unseen" in extra else {}),
-        **({"epsilon": _number(line.epsilon, 2)} if "epsilon" in extra else {}),
+        **({"epsilon": number(line.epsilon, 2)} if "epsilon" in extra else {}),
         "bytes": human_bytes(line.bytes_each_round),
         "time": human_seconds(line.seconds),
         "round": _span(line.rounds),
@@ -320,18 +321,22 @@ def _best(group: Sequence[Line], of: Callable[[Line], float]) -> float:
 
 def shown(line: Line, value: float) -> str:
     """Accuracy in percent, errors as they are."""
-    return _number(100 * value, 2) if line.metric == "accuracy" else _number(value, 3)
+    return number(100 * value, 2) if line.metric == "accuracy" else number(value, 3)
 
 
 def _short(line: Line, value: float) -> str:
     """As `shown`, with the decimals that one client's few test samples deserve."""
-    return _number(100 * value, 1) if line.metric == "accuracy" else _number(value, 3)
+    return number(100 * value, 1) if line.metric == "accuracy" else number(value, 3)
 
 
-def _number(value: float, decimals: int) -> str:
+def number(value: float, decimals: int) -> str:
+    """With so many decimals, halves away from zero: the one way of rounding of tables, sentences and the page."""
     if math.isnan(value):
         return ABSENT
-    return f"{value:.{decimals}f}" if abs(value) < 1e5 else f"{value:.2e}"
+    if abs(value) >= 1e5:
+        return f"{value:.2e}"
+    # 88.25 is 88.3 everywhere, also where it is computed as 88.24999999999999; the page does the same.
+    return str(Decimal(f"{value:.9f}").quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP))
 
 
 def human_bytes(count: float) -> str:

@@ -16,7 +16,7 @@ from rich.table import Table
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
 from coterie.report.answer import verdict
-from coterie.report.table import Line, comparison, human_bytes, human_seconds, markdown, rows, to_csv
+from coterie.report.table import Line, comparison, human_bytes, human_seconds, markdown, number, rows, to_csv
 from coterie.result import Result
 
 
@@ -281,6 +281,15 @@ def test_fedavgft_stands_in_for_a_missing_fedavg() -> None:
 def test_what_cannot_be_compared(runs: list[Result], message: str) -> None:
     with pytest.raises(CoterieError, match=message):
         rows(runs)
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "text"),
+    [(88.25, 1, "88.3"), (88.35, 1, "88.4"), (100 * 0.28725, 2, "28.73"), (88.2499, 1, "88.2"), (-0.25, 1, "-0.3")],
+)
+def test_halves_are_rounded_away_from_zero(value: float, decimals: int, text: str) -> None:
+    """88.25 is a double, where round-half-even gives 88.2; 88.35 and 100 * 0.28725 lie below their decimals."""
+    assert number(value, decimals) == text
 
 
 @pytest.mark.parametrize(
