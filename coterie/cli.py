@@ -23,7 +23,7 @@ from coterie.errors import CoterieError
 from coterie.experiment import Experiment, with_settings
 from coterie.folder import Folder, environment, inside
 from coterie.report import catalogue, logs
-from coterie.report.answer import verdict
+from coterie.report.answer import served_worst, verdict
 from coterie.report.progress import Live
 from coterie.report.table import beside_paper, by_method, comparison, to_csv
 from coterie.report.table import markdown as as_markdown
@@ -166,6 +166,8 @@ def show_command(
         print(as_markdown(results), end="")
     else:
         _print(results, experiment.published)
+        if (worst := served_worst(results)) is not None:
+            _wide().print("", worst)
 
 
 @app.command("report")

@@ -83,6 +83,13 @@ def test_show_prints_the_same_table(compared):
     assert shown.returncode == 0, shown.stderr
     row = next(line for line in text.splitlines() if line.strip().startswith("fedfew"))
     assert row.split()[:4] == next(x for x in shown.stdout.splitlines() if x.strip().startswith("fedfew")).split()[:4]
+    title, heads, _, *worst = shown.stdout.rstrip().splitlines()[-6:]  # it ends with the three clients served worst
+    assert title.startswith("served worst by ")
+    assert heads.split()[:3] == ["client", "test", "samples"]
+    with (place / "out" / "local" / "seed0" / "clients.csv").open() as file:
+        samples = {(x["client"], x["samples"]) for x in csv.DictReader(file) if x["stage"] == "served"}
+    assert {tuple(line.split()[:2]) for line in worst} <= samples  # these clients are called by their numbers
+    assert len(worst) == 3
 
 
 def in_process_shown(words, monkeypatch, capsys):

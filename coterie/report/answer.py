@@ -16,9 +16,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich import box
+from rich.markup import escape
+from rich.table import Table
 
 from coterie.report.dead import EXACT, constant, frequent, label_counts, percent
-from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, rows, shown
+from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, rows, shortly, shown
 from coterie.result import Result
 
 Floats = NDArray[np.float64]
@@ -92,7 +95,7 @@ def answer(results: Sequence[Result], unfinished: int = 0) -> dict[str, Any]:
 
 
 def verdict(results: Sequence[Result]) -> str:
-    """The same for the terminal, as one paragraph; with one method only, what is wrong with it or nothing."""
+    """The same for the terminal, a line for each of them; with one method only, what is wrong with it or nothing."""
     found = cases(results)
     if not found:
         return NOTHING
@@ -100,10 +103,11 @@ def verdict(results: Sequence[Result]) -> str:
     said = [*([hopeless] if hopeless else []), *warnings]
     if len({case.line.method for case in found}) < 2:
         return " ".join(said)
+    said = [" ".join(said)] if said else []
     said += [_sentences(measure, found) for measure in (MEAN, WORST)]
     if min(case.line.seeds for case in found) < 2:
         said.append("With one seed, the noise between seeds is unknown.")
-    return " ".join(said)
+    return "\n".join(said)
 
 
 def learned_nothing(results: Sequence[Result], found: Sequence[Case]) -> tuple[str, list[str]]:
@@ -152,6 +156,30 @@ def cases(results: Sequence[Result]) -> list[Case]:
         if not math.isnan(line.mean):
             found.append(Case(line, values, samples))
     return found
+
+
+def served_worst(results: Sequence[Result], most: int = 3) -> Table | None:
+    """The clients that the best method serves worst, and what Local and FedAvg, as served, give them."""
+    found = cases(results)
+    if not found:
+        return None
+    best = MEAN.best(found)
+    values = over_seeds(best.values)
+    order = [i for i in np.argsort(best.sign * values, kind="stable") if not np.isnan(values[i])][:most]
+    beside = [case for case in found if case.line.method in ("local", "fedavg") and case.line.stage == "served"]
+    columns = [best, *(case for case in beside if case is not best)]
+    what = "accuracy in %" if best.line.higher_is_better else "MSE"
+    title = f"served worst by {best.name}: test {what}"
+    table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+                  show_edge=False, pad_edge=False, min_width=len(title))
+    table.add_column("client", overflow="fold", max_width=40)
+    for name in ("test samples", *(case.name for case in columns)):
+        table.add_column(escape(name), justify="right")
+    names = results[0].names or tuple(map(str, range(len(values))))
+    for i in order:
+        cells = [shortly(case.line, float(over_seeds(case.values)[i])) for case in columns]
+        table.add_row(escape(names[i]), str(best.samples[i]), *cells)
+    return table
 
 
 # -- noise -------------------------------------------------------------------------------------------------------------

@@ -287,11 +287,11 @@ def _cells(line: Line, extra: Sequence[str]) -> dict[str, str]:
     return {
         "method": f"{line.label} {marks}".strip(),
         MEAN: shown(line, line.mean) + spread,
-        "std": _short(line, line.client_std),
-        "worst": _short(line, line.worst),
-        "low10": _short(line, line.lowest),
+        "std": shortly(line, line.client_std),
+        "worst": shortly(line, line.worst),
+        "low10": shortly(line, line.lowest),
         "Jain": number(line.jain, 3),
-        **({"unseen": _short(line, line.unseen)} if "unseen" in extra else {}),
+        **({"unseen": shortly(line, line.unseen)} if "unseen" in extra else {}),
         **({"epsilon": number(line.epsilon, 2)} if "epsilon" in extra else {}),
         "bytes": human_bytes(line.bytes_each_round),
         "time": human_seconds(line.seconds),
@@ -324,7 +324,7 @@ def shown(line: Line, value: float) -> str:
     return number(100 * value, 2) if line.metric == "accuracy" else number(value, 3)
 
 
-def _short(line: Line, value: float) -> str:
+def shortly(line: Line, value: float) -> str:
     """As `shown`, with the decimals that one client's few test samples deserve."""
     return number(100 * value, 1) if line.metric == "accuracy" else number(value, 3)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
-from coterie.report.answer import verdict
+from coterie.report.answer import served_worst, verdict
 from coterie.report.table import Line, comparison, human_bytes, human_seconds, markdown, number, rows, to_csv
 from coterie.result import Result
 
@@ -304,3 +305,34 @@ def test_human_bytes(count: float, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.04, "0.0 s"), (12.3, "12 s"), (600, "10 min"), (9000, "2.5 h")])
 def test_human_seconds(seconds: float, text: str) -> None:
     assert human_seconds(seconds) == text
+
+
+def test_the_clients_served_worst_by_the_best_method() -> None:
+    """ditto is best for the mean, 67.5 %; its values are means over seeds, and b, d and a have the lowest."""
+    names = ("a", "b [x]", "c", "d")
+    values = {"local": [0.9, 0.1, 0.2, 0.3], "fedavg": [0.5, 0.4, 0.3, 0.2], "ditto": [0.75, 0.5, 0.85, 0.6]}
+    runs = [
+        replace(result(name, [v - 0.1 * (2 * seed - 1) for v in own], [0.0] * 4, seed), names=names)
+        for name, own in values.items() for seed in (0, 1)
+    ]
+    table = served_worst(runs)
+    assert table is not None
+    assert str(table.title) == "served worst by ditto (served): test accuracy in %"
+    assert [column.header for column in table.columns] == [
+        "client", "test samples", "ditto (served)", "local (served)", "fedavg (served)",
+    ]
+    assert cells(table, "client") == ["b \\[x]", "d", "a"]  # a bracket of a name is no markup
+    assert cells(table, "test samples") == ["10", "10", "10"]
+    assert cells(table, "ditto (served)") == ["50.0", "60.0", "75.0"]
+    assert cells(table, "local (served)") == ["10.0", "30.0", "90.0"]
+    assert cells(table, "fedavg (served)") == ["40.0", "20.0", "50.0"]
+
+
+def test_the_largest_error_is_served_worst_and_a_baseline_is_not_shown_twice() -> None:
+    values = {"local": [1.0, 3.0], "fedavg": [5.0, 6.0]}
+    runs = [result(name, own, [7.0, 7.0], metric="loss") for name, own in values.items()]
+    table = served_worst(runs)
+    assert table is not None
+    assert cells(table, "client") == ["1", "0"]
+    assert [column.header for column in table.columns][2:] == ["local (served)", "fedavg (served)"]
+    assert cells(table, "fedavg (served)") == ["6.000", "5.000"]
