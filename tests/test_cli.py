@@ -87,8 +87,9 @@ def test_show_prints_the_same_table(compared):
     assert title.startswith("served worst by ")
     assert heads.split()[:3] == ["client", "test", "samples"]
     with (place / "out" / "local" / "seed0" / "clients.csv").open() as file:
-        samples = {(x["client"], x["samples"]) for x in csv.DictReader(file) if x["stage"] == "served"}
-    assert {tuple(line.split()[:2]) for line in worst} <= samples  # these clients are called by their numbers
+        samples = {int(x["client"]): x["samples"] for x in csv.DictReader(file) if x["stage"] == "served"}
+    names = json.loads((place / "out" / "local" / "seed0" / "config.json").read_text())["clients"]
+    assert {tuple(line.split()[:2]) for line in worst} <= {(names[i], n) for i, n in samples.items()}
     assert len(worst) == 3
 
 
