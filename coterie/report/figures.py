@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from coterie.report.bubbles import INK, SEEN, UNSEEN, label_classes, label_clients
-from coterie.report.plots import COLOURS, dress, new_figure
+from coterie.report.plots import COLOURS, dress, line_style, new_figure
 from coterie.report.table import human_bytes, human_seconds
 
 Floats = NDArray[np.float64]
@@ -126,11 +126,11 @@ def _convergence(data: Data, stages: Sequence[str]) -> Figure:
     grid = figure.subplots(len(stages), 3, sharey="row", squeeze=False)
     for row, stage in zip(grid, stages):
         for axes, (name, form) in zip(row, axis.items()):
-            for number, method in enumerate(m for m in data["methods"] if stage in m["curve"]):
+            for method in (m for m in data["methods"] if stage in m["curve"]):
                 curve = method["curve"]
                 axes.plot(
                     curve[name], _scaled(data, _floats(curve[stage]["mean"])), color=_colour(data, method),
-                    linewidth=1.4, linestyle=("-", "--", ":")[number // len(COLOURS) % 3], label=method["label"],
+                    linewidth=1.4, linestyle=_line(data, method), label=method["label"],
                 )
             dress(axes)
             axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
@@ -147,11 +147,11 @@ def _newcomers(data: Data, stages: Sequence[str], chosen: Data) -> Figure:
     figure = new_figure(4.8 * len(stages) + 0.6, 3.8)
     grid = figure.subplots(1, len(stages), sharey=True, squeeze=False)[0]
     for axes, stage in zip(grid, stages):
-        for number, method in enumerate(m for m in data["methods"] if stage in m.get("newcomers", {})):
+        for method in (m for m in data["methods"] if stage in m.get("newcomers", {})):
             found = method["newcomers"][stage]
             axes.plot(
                 found["age"], _scaled(data, _floats(found["mean"])), color=_colour(data, method), linewidth=1.4,
-                linestyle=("-", "--", ":")[number // len(COLOURS) % 3], marker="o", markersize=3, label=method["label"],
+                linestyle=_line(data, method), marker="o", markersize=3, label=method["label"],
             )
         beside = chosen.get("newcomers", {}).get(stage)
         if beside is not None:
@@ -250,7 +250,7 @@ def _conflicts(data: Data) -> Figure:
         found = method["conflicts"]
         first.plot(
             found["rounds"], 100 * _floats(found["opposing"]), color=_colour(data, method), label=method["label"],
-            marker="o" if len(found["rounds"]) == 1 else "", markersize=4,
+            linestyle=_line(data, method), marker="o" if len(found["rounds"]) == 1 else "", markersize=4,
         )
     first.set_ylim(-2, 102)
     _title(first, "pairs of clients with opposing updates in %, by round")
@@ -321,6 +321,10 @@ def _what(data: Data) -> str:
 
 def _colour(data: Data, method: Data) -> str:
     return COLOURS[data["methods"].index(method) % len(COLOURS)]
+
+
+def _line(data: Data, method: Data) -> str:
+    return line_style(data["methods"].index(method))
 
 
 def _model(k: int) -> str:

@@ -77,8 +77,8 @@
   };
   const scale = (from, to) => (v) => to[0] + ((v - from[0]) / (from[1] - from[0] || 1)) * (to[1] - to[0]);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const colour = (i) => `var(--m${i % 8})`;
-  const dash = (i) => [null, "6 3", "2 3", "8 3 2 3"][Math.floor(i / 8) % 4];
+  const colour = (i) => `var(--m${i % 10})`;  // as many as page.css has, which stay apart for colour-blind readers
+  const dash = (i) => [null, "7 3", "2 3", "8 3 2 3"][Math.floor(i / 5) % 4];  // and twice as many with the dashes
   const methodOf = (name) => D.methods.find((m) => m.name === name);
   const place = (name) => D.methods.findIndex((m) => m.name === name);
   const label = (m, stage) => (stage && stage.endsWith("adapted") ? m.adapted : m.label);
@@ -538,8 +538,8 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
     return board.toDataURL();
   }
   const mix = (a, b, t) => a.map((v, i) => Math.round(v + (b[i] - v) * t));
-  const MODEL = (k) => `var(--m${[0, 1, 2, 3, 5, 7, 4, 6][k % 8]})`;
-  const modelVar = (k) => `--m${[0, 1, 2, 3, 5, 7, 4, 6][k % 8]}`;
+  const modelVar = (k) => `--m${k % 10}`;
+  const MODEL = (k) => `var(${modelVar(k)})`;
   function lines(about, xs, series, options) {
     return chart(about, (width) => {
       const height = options.height || 220, left = 46, right = width - 10, bottom = height - 40;
