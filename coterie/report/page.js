@@ -368,7 +368,7 @@
         own.forEach((p, j) => {
           const shift = 14 * (((j * 0.618034 + 0.5) % 1) - 0.5), chosen = p.i === state.client;
           svg.append(s("circle", { cx: x(p.v), cy: y + shift, r: chosen ? 6 : own.length > 60 ? 2.6 : 3.6, fill: chosen ? "var(--accent)" : tint,
-            opacity: chosen ? 1 : state.client >= 0 ? 0.25 : 0.6, stroke: chosen ? "var(--panel)" : null, "stroke-width": 1.5,
+            opacity: chosen ? 1 : state.client >= 0 ? 0.25 : 0.75, stroke: chosen ? "var(--panel)" : null, "stroke-width": 1.5,
             ...hover(p.i, `${label(m, stage)}\nclient ${D.clients[p.i].name}: ${fmt(p.v)}${unit()}`) }));
         });
         svg.append(s("line", { x1: x(average), x2: x(average), y1: y - 12, y2: y + 12, stroke: "var(--ink)", "stroke-width": 2 }));
@@ -415,7 +415,7 @@
           area.append(s("path", { d: path([...up, ...down]) + "Z", fill: tint, opacity: 0.15 }));
         }
         area.append(s("path", { d: path(at.map((v, i) => [x(v), known(on.mean[i]) ? y(on.mean[i]) : null])), fill: "none", stroke: tint, "stroke-dasharray": dash(place(m.name)),
-          "stroke-width": focus ? 2.8 : 1.5, opacity: focus ? 1 : 0.6, "stroke-linejoin": "round" }));
+          "stroke-width": focus ? 2.8 : 1.5, opacity: focus ? 1 : 0.85, "stroke-linejoin": "round" }));
         at.forEach((v, i) => { if (known(on.mean[i])) area.append(s("circle", { cx: x(v), cy: y(on.mean[i]), r: at.length > 1 ? 7 : 4, fill: at.length > 1 ? "transparent" : tint,
           "data-tip": `${label(m, state.stage)}\nround ${m.curve.rounds[i]}: ${fmt(on.mean[i])}${unit()}\n${bytes(m.curve.bytes[i])}, ${seconds(m.curve.seconds[i])}` })); });
       }
@@ -467,8 +467,8 @@
         if (beside[stage]) { line(beside[stage], beside[stage].start, { stroke: "var(--soft)", "stroke-width": 1.6, "stroke-dasharray": "2 3" }); mark(focus, beside[stage], beside[stage].start, ", clients from the start"); }
         for (const { m, c } of lines) {
           const on = m === focus, tint = colour(place(m.name)), dots = c.age.length < 2 || (right - left) / c.age.length > 14;
-          line(c, c.mean, { stroke: tint, "stroke-dasharray": dash(place(m.name)), "stroke-width": on ? 2.8 : 1.5, opacity: on ? 1 : 0.6 });
-          if (dots) c.mean.forEach((v, k) => svg.append(s("circle", { cx: x(c.age[k]), cy: y(v), r: on ? 3.6 : 2.6, fill: tint, opacity: on ? 1 : 0.6 })));
+          line(c, c.mean, { stroke: tint, "stroke-dasharray": dash(place(m.name)), "stroke-width": on ? 2.8 : 1.5, opacity: on ? 1 : 0.85 });
+          if (dots) c.mean.forEach((v, k) => svg.append(s("circle", { cx: x(c.age[k]), cy: y(v), r: on ? 3.6 : 2.6, fill: tint, opacity: on ? 1 : 0.85 })));
         }
         for (const { m, c } of lines) mark(m, c, c.mean, "");
         const counted = (lines.find(({ m }) => m === focus) || lines[0]).c;
@@ -666,7 +666,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
     const rounds = [...new Set(having.flatMap((one) => one.conflicts.rounds))].sort((a, b) => a - b);
     const ordered = having.slice().sort((a, b) => (a === m) - (b === m));
     parts.push(el("div", { class: "panel" }, el("h3", {}, "Opposing pairs by round"), el("p", { class: "sub" }, `Pairs of clients whose updates point apart (cosine below 0)${m ? `; bold: ${m.label}` : ""}.`),
-      lines("Share of opposing pairs by round", rounds, ordered.map((one) => ({ tint: colour(place(one.name)), dash: dash(place(one.name)), bold: one === m, opacity: one === m ? 1 : 0.55, values: rounds.map((t) => { const k = one.conflicts.rounds.indexOf(t); return k < 0 ? null : one.conflicts.opposing[k]; }) })), { range: [-0.02, 1.02], form: share, height: 300 })));
+      lines("Share of opposing pairs by round", rounds, ordered.map((one) => ({ tint: colour(place(one.name)), dash: dash(place(one.name)), bold: one === m, opacity: one === m ? 1 : 0.85, values: rounds.map((t) => { const k = one.conflicts.rounds.indexOf(t); return k < 0 ? null : one.conflicts.opposing[k]; }) })), { range: [-0.02, 1.02], form: share, height: 300 })));
     if (m) {
       const c = m.conflicts.cosines, n = c.length, ids = m.conflicts.clients;
       parts.push(el("div", { class: "panel" }, el("div", { class: "tools" }, el("label", {}, "Cosines of ", el("select", { id: "conflict-method", onchange: (event) => { state.conflict = event.target.value; conflicts(); $("conflict-method").focus(); } },
