@@ -80,7 +80,7 @@ class Measure:
 
 
 def answer(results: Sequence[Result], unfinished: int = 0) -> dict[str, Any]:
-    """`headline`, `sentences` (on the mean and on the worst client) and `caveat`, empty where nothing limits them."""
+    """`headline`, `sentences` (on the mean and on the worst client), `caveat` and `warnings` where there are such."""
     found = cases(results)
     if not found:
         return {"headline": NOTHING, "sentences": [], "caveat": "", "warnings": []}

@@ -130,6 +130,17 @@ def test_the_page_opens_with_what_the_headline_names(browser, compared, tmp_path
     assert focus(data)[1] == stage
 
 
+def test_models_that_learned_nothing_are_called_out_first(browser, compared, tmp_path):
+    data = gather([compared])
+    assert data["answer"]["warnings"] == []  # these have learned
+    data["answer"] |= {"headline": "No method does better than guessing.", "warnings": ["Scale the inputs."]}
+    (tmp_path / "report.html").write_text(html(data), encoding="utf-8")
+    with opened(browser, (tmp_path / "report.html").as_uri(), SIZES["report-phone"]) as page:
+        assert page.locator("#headline").inner_text() == "No method does better than guessing."
+        assert page.locator("#callouts li").first.inner_text() == "Scale the inputs."
+        assert page.said == []
+
+
 def test_table_chart_and_sentences_round_alike(browser, compared, tmp_path):
     """An unseen mean of 88.25 %, which programs round in two ways, and a mean that two decimals show as 70.65 %."""
     data = gather([compared])
