@@ -128,7 +128,7 @@ def learned_nothing(results: Sequence[Result], found: Sequence[Case]) -> tuple[s
     dead = [] if tested is None else [case for case in found if constant(case.values, held, tested)]
     if float(values[both].mean()) <= level + EXACT:
         what = "method does" if len({case.line.method for case in found}) > 1 else "stage does"
-        return f"No {what} better than {said}.", [HINT]
+        return f"No {what} better than {said}.", [f"These models are of no use yet. {HINT}"]
     warnings = []
     if float((values - guess)[both].mean()) <= BEYOND * paired_error(values, guess):
         warnings.append(f"The best, {best.name}, is within noise between clients of {said}.")

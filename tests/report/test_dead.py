@@ -53,7 +53,7 @@ def test_no_method_better_than_the_most_frequent_class(folder):
     assert said["headline"] == (
         "No method does better than always answering the client's most frequent class (36.7 %)."
     )
-    assert said["warnings"] == ["Scale the inputs or change the learning rate."]
+    assert said["warnings"] == ["These models are of no use yet. Scale the inputs or change the learning rate."]
     assert said["mean"] == ["local", "served"]  # the page still shows the best
 
 
