@@ -12,7 +12,7 @@ demo: $(READY)
 	rm -rf demo
 	$(BIN)/coterie compare fedprox fedper ifca fedfew fedfew:normalise=true --clients 20 --unseen 4 \
 		--model mlp:hidden=64 --rounds 60 --seeds 2 --set lr=0.1 --out demo
-	$(BIN)/coterie report demo -o demo/report.html
+	$(BIN)/coterie report demo
 
 demo-flower: $(READY)
 	$(BIN)/python examples/demo_flower.py demo-flower

@@ -28,8 +28,9 @@ from coterie.errors import CoterieError
 from coterie.experiment import DEFAULT_PARTITION, Experiment, check_clients, with_settings
 from coterie.folder import Folder, environment, inside
 from coterie.report import catalogue, logs
+from coterie.report.answer import served_worst, verdict
 from coterie.report.progress import Live
-from coterie.report.table import beside_paper, by_method, comparison, to_csv, verdict
+from coterie.report.table import beside_paper, by_method, comparison, to_csv
 from coterie.report.table import markdown as as_markdown
 from coterie.report.table import newcomers as newcomers_table
 from coterie.result import Result
@@ -214,12 +215,16 @@ def show_command(
         print(as_markdown(results), end="")
     else:
         _print(results, experiment.published)
+        if (worst := served_worst(results)) is not None:
+            _wide().print("", worst)
 
 
 @command("report")
 def report_command(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or comparisons'.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The page to write.")] = Path("report.html"),
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The page; default: RUN/report.html, of several ./report.html.")
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write one HTML page: which method pays, and for whom.
@@ -228,8 +233,10 @@ def report_command(
     """
     from coterie.report import page
 
+    out = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    before = " (in place of the earlier one)" if out.is_file() else ""
     written, figures = page.write(folders, out)
-    console.print(f"report: {written}, figures: {figures}", highlight=False, soft_wrap=True)
+    console.print(f"report: {written}{before}, figures: {figures}", highlight=False, soft_wrap=True, markup=False)
     if show:
         typer.launch(written.resolve().as_uri())
 
@@ -717,8 +724,8 @@ def _print(results: list[Result], printed: Mapping[str, str]) -> None:
         wide.print(beside)
     if (arrived := newcomers_table(results)) is not None:
         wide.print(arrived)
-    if len({result.method for result in results}) > 1:
-        wide.print(verdict(results), highlight=False)
+    if said := verdict(results):
+        wide.print(said, highlight=False, markup=False)
 
 
 def main() -> None:

@@ -84,6 +84,7 @@ class Folder:
         }
         if federation.clients * federation.classes <= MOST_CELLS:
             record["histogram"] = np.sum([federation.histogram(split) for split in SPLITS], axis=0).tolist()
+            record["tested"] = federation.histogram("test").tolist()
         self._write("data.json", json.dumps(record) + "\n")
 
     def data(self) -> dict[str, Any] | None:

@@ -104,10 +104,6 @@ class Saved:
     def open(cls, folder: str | Path, model: str | None = None) -> Saved:
         """The run in a folder; `model` is the model's spelling where the folder does not know it."""
         path = Path(folder)
-        if path.is_dir() and not (path / "config.json").is_file():
-            inner = sorted(p.parent.relative_to(path) for p in path.glob("*/seed*/config.json"))
-            if inner:
-                raise CoterieError(f"{path} holds {len(inner)} runs; name one of them, e.g. {path / inner[0]}.")
         found = Folder(path)
         config = found.config()
         if not found.checkpoint.is_file():

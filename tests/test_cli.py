@@ -87,6 +87,14 @@ def test_show_prints_the_same_table(compared):
     assert shown.returncode == 0, shown.stderr
     row = next(line for line in text.splitlines() if line.strip().startswith("fedfew"))
     assert row.split()[:4] == next(x for x in shown.stdout.splitlines() if x.strip().startswith("fedfew")).split()[:4]
+    title, heads, _, *worst = shown.stdout.rstrip().splitlines()[-6:]  # it ends with the three clients served worst
+    assert title.startswith("served worst by ")
+    assert heads.split()[:3] == ["client", "test", "samples"]
+    with (place / "out" / "local" / "seed0" / "clients.csv").open() as file:
+        samples = {int(x["client"]): x["samples"] for x in csv.DictReader(file) if x["stage"] == "served"}
+    names = json.loads((place / "out" / "local" / "seed0" / "config.json").read_text())["clients"]
+    assert {tuple(line.split()[:2]) for line in worst} <= {(names[i], n) for i, n in samples.items()}
+    assert len(worst) == 3
 
 
 def test_show_prints_one_run_of_a_comparison_and_the_python_api_names_them(compared, monkeypatch, capsys):
@@ -235,8 +243,8 @@ def shown_at_80(words, monkeypatch, capsys):
 def test_help_lists_the_commands_in_the_order_of_use_and_cuts_nothing_off(monkeypatch, capsys):
     lines = shown_at_80([], monkeypatch, capsys).partition("Commands:\n")[2].splitlines()
     assert [line.split()[0] for line in lines] == [
-        "run", "compare", "show", "report", "watch", "resume", "advise", "data", "methods", "options", "presets",
-        "personalize", "export", "keys", "server", "client", "status", "bench", "textbook",
+        "run", "compare", "show", "report", "watch", "resume", "advise", "data", "methods", "check", "options",
+        "presets", "personalize", "export", "keys", "server", "client", "status", "bench", "textbook",
     ]
     assert not [line for line in lines if "..." in line]
 

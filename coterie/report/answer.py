@@ -1,102 +1,317 @@
-"""The answer in a few sentences: does personalization pay here, which method is best for whom, and is it noise?"""
+"""The answer in a few sentences: which method is best for whom, what comes next, and is the difference noise?
+
+A difference between two methods is *more than noise* beyond twice its standard error, sqrt(c^2 + s_a^2 / k_a + s_b^2 /
+k_b): c is its standard error between clients, s the standard deviation over k seeds. For the mean, c is that of the
+clients' paired differences, each averaged over seeds: sqrt(var / n). For the worst client, c is the deviation of the
+difference over draws with replacement of the clients and, for accuracies, of their test samples.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
-from coterie.report.table import Line, alone, fine_tuned, rows, shown
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from coterie.report.dead import EXACT, constant, frequent, label_counts, percent
+from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, rows, shortly, shown
 from coterie.result import Result
 
-Number = Callable[[Line], float]
+Floats = NDArray[np.float64]
+
+BEYOND = 2.0
+"""Standard errors that a difference must exceed to be more than noise."""
+DRAWS = 400
+"""Of clients and test samples, for the worst client."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table with the clients behind it."""
+
+    line: Line
+    values: Floats  # [seeds, clients] test metric, NaN where a client has none
+    samples: NDArray[np.int64]  # [clients] test samples
+
+    @property
+    def name(self) -> str:
+        """Method and stage: FedAvg's adapted stage has a name of its own."""
+        fine = self.line.stage == "adapted" and fine_tunes(self.line.method)
+        return self.line.label if fine else f"{self.line.label} ({self.line.stage})"
+
+    @property
+    def sign(self) -> int:
+        return 1 if self.line.higher_is_better else -1
+
+
+Number = Callable[[Case], float]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What methods are ranked by: a number of a case, its deviation over seeds, and its error between clients."""
+
+    what: str
+    of: Number
+    spread: Number
+    error: Callable[[Case, Case], float]
+
+    def ahead(self, a: Case, b: Case) -> float:
+        return a.sign * (self.of(a) - self.of(b))
+
+    def best(self, cases: Sequence[Case]) -> Case:
+        return max(cases, key=lambda case: case.sign * self.of(case))
+
+    def beyond(self, a: Case, b: Case) -> bool | None:
+        """Whether a leads b by more than noise; None where it does between clients and there is one seed only."""
+        ahead = self.ahead(a, b)
+        if math.isinf(ahead):
+            return ahead > 0
+        seeds = [0.0 if one.line.seeds < 2 else self.spread(one) ** 2 / one.line.seeds for one in (a, b)]
+        clear = ahead > BEYOND * math.sqrt(self.error(a, b) ** 2 + sum(seeds))
+        return None if clear and min(a.line.seeds, b.line.seeds) < 2 else clear
 
 
 def answer(results: Sequence[Result], unfinished: int = 0) -> dict[str, Any]:
-    """`headline`, `sentences` (on the mean and on the worst client) and `caveat`, empty where nothing limits them."""
-    lines = [line for line in rows(results) if not math.isnan(line.mean)]
-    if not lines:
-        return {"headline": "No client has test data, so there is nothing to compare.", "sentences": [], "caveat": ""}
-    mean, worst = _best(lines, lambda line: line.mean), _best(lines, lambda line: line.worst)
-    sentences = [
-        _sentence("the mean over clients", mean, lines, lambda line: line.mean, lambda line: line.mean_spread),
-        _sentence("the worst client", worst, lines, lambda line: line.worst, lambda line: line.worst_spread),
-    ]
+    """`headline`, `sentences` (on the mean and on the worst client), `caveat` and `warnings` where there are such."""
+    found = cases(results)
+    if not found:
+        return {"headline": NOTHING, "sentences": [], "caveat": "", "warnings": []}
+    mean, worst = MEAN.best(found), WORST.best(found)
+    hopeless, warnings = learned_nothing(results, found)
     return {
-        "headline": _headline(mean, lines), "sentences": sentences, "caveat": _caveat(lines, unfinished),
-        "mean": [mean.method, mean.stage], "worst": [worst.method, worst.stage],
+        "headline": hopeless or _headline(mean, found), "warnings": warnings,
+        "sentences": [_sentences(measure, found) for measure in (MEAN, WORST)],
+        "caveat": _caveat(found, unfinished),
+        "mean": [mean.line.method, mean.line.stage], "worst": [worst.line.method, worst.line.stage],
     }
 
 
-def named(line: Line) -> str:
-    """The method with its stage, where the label does not say it."""
-    return line.label if line.label != line.method else f"{line.label} ({line.stage})"
+def verdict(results: Sequence[Result]) -> str:
+    """The same for the terminal, a line for each of them; with one method only, what is wrong with it or nothing."""
+    found = cases(results)
+    if not found:
+        return NOTHING
+    hopeless, warnings = learned_nothing(results, found)
+    said = [*([hopeless] if hopeless else []), *warnings]
+    if len({case.line.method for case in found}) < 2:
+        return " ".join(said)
+    said = [" ".join(said)] if said else []
+    said += [_sentences(measure, found) for measure in (MEAN, WORST)]
+    if min(case.line.seeds for case in found) < 2:
+        said.append("With one seed, the noise between seeds is unknown.")
+    return "\n".join(said)
 
 
-def beyond(a: Line, b: Line, of: Number, spread: Number) -> bool | None:
-    """Whether a is better than b by more than twice the standard error between seeds; None with one seed."""
-    if min(a.seeds, b.seeds) < 2:
+def learned_nothing(results: Sequence[Result], found: Sequence[Case]) -> tuple[str, list[str]]:
+    """A sentence where no method beats each client's most frequent class, and sentences on what to do about it."""
+    best, counts = MEAN.best(found), label_counts(results)
+    if counts is None or best.line.metric != "accuracy":
+        return "", []
+    clients = min(len(counts[0]), best.values.shape[1])
+    held, tested = counts[0][:clients], None if counts[1] is None else counts[1][:clients]
+    guess, values = frequent(held, tested), over_seeds(best.values)[:clients]
+    both = np.isfinite(guess) & np.isfinite(values)
+    if not both.any():
+        return "", []
+    level = float(guess[both].mean())
+    said = f"always answering the client's most frequent class ({percent(level)})"
+    if level >= 1 - EXACT:
+        return "", ["Every client's test data are of one class, its most frequent one: they cannot tell methods apart."]
+    dead = [] if tested is None else [case for case in found if constant(case.values, held, tested)]
+    if float(values[both].mean()) <= level + EXACT:
+        what = "method does" if len({case.line.method for case in found}) > 1 else "stage does"
+        return f"No {what} better than {said}.", [f"These models are of no use yet. {HINT}"]
+    warnings = []
+    if float((values - guess)[both].mean()) <= BEYOND * paired_error(values, guess):
+        warnings.append(f"The best, {best.name}, is within noise between clients of {said}.")
+    if dead:
+        names = [case.name for case in dead]
+        listed = f"{', '.join(names[:-1])} and {names[-1]} score" if len(names) > 1 else f"{names[0]} scores"
+        it = "they have" if len(names) > 1 else "it has"
+        warnings.append(f"{listed} exactly what a constant answer scores: {it} learned nothing. {HINT}")
+    return "", warnings
+
+
+HINT = "Scale the inputs or change the learning rate."
+
+
+def cases(results: Sequence[Result]) -> list[Case]:
+    """Every line of the table that has test data, with its clients."""
+    runs = by_method(results)
+    most = 1 + max(int(scores.clients.max()) for run in results for e in run.history for scores in e.stages.values())
+    found = []
+    for line in rows(results):
+        values, samples = np.full((line.seeds, most), np.nan), np.zeros(most, dtype=np.int64)
+        for own, run in zip(values, runs[line.method]):
+            scores = run.at(line.stage)
+            own[scores.clients], samples[scores.clients] = scores.test[scores.metric], scores.samples
+        if not math.isnan(line.mean):
+            found.append(Case(line, values, samples))
+    return found
+
+
+def served_worst(results: Sequence[Result], most: int = 3) -> Table | None:
+    """The clients that the best method serves worst, and what Local and FedAvg, as served, give them."""
+    found = cases(results)
+    if not found:
         return None
-    error = math.sqrt(spread(a) ** 2 / a.seeds + spread(b) ** 2 / b.seeds)
-    return _ahead(a, b, of) > 2 * error
+    best = MEAN.best(found)
+    values = over_seeds(best.values)
+    order = [i for i in np.argsort(best.sign * values, kind="stable") if not np.isnan(values[i])][:most]
+    beside = [case for case in found if case.line.method in ("local", "fedavg") and case.line.stage == "served"]
+    columns = [best, *(case for case in beside if case is not best)]
+    what = "accuracy in %" if best.line.higher_is_better else "MSE"
+    title = f"served worst by {best.name}: test {what}"
+    table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+                  show_edge=False, pad_edge=False, min_width=len(title))
+    table.add_column("client", overflow="fold", max_width=40)
+    for name in ("test samples", *(case.name for case in columns)):
+        table.add_column(escape(name), justify="right")
+    names = results[0].names or tuple(map(str, range(len(values))))
+    for i in order:
+        cells = [shortly(case.line, float(over_seeds(case.values)[i])) for case in columns]
+        table.add_row(escape(names[i]), str(best.samples[i]), *cells)
+    return table
 
 
-def _ahead(a: Line, b: Line, of: Number) -> float:
-    return (of(a) - of(b)) * (1 if a.higher_is_better else -1)
+# -- noise -------------------------------------------------------------------------------------------------------------
 
 
-def _best(lines: Sequence[Line], of: Number) -> Line:
-    return max(lines, key=lambda line: of(line) if line.higher_is_better else -of(line))
+def over_seeds(values: Floats) -> Floats:
+    """The mean over the first axis of what is there; NaN where nothing is."""
+    there = ~np.isnan(values)
+    total = np.where(there, values, 0).sum(0)
+    return np.where(there.any(0), total / np.maximum(there.sum(0), 1), np.nan)
 
 
-def _baselines(lines: Sequence[Line]) -> dict[str, Line | None]:
-    return {"FedAvg + fine-tune": fine_tuned(lines), "Local": alone(lines)}
+def paired_error(a: Floats, b: Floats) -> float:
+    """The standard error of the mean over clients of a - b: sqrt(var / n); 0 for one client, who is all there is."""
+    apart = a - b
+    apart = apart[np.isfinite(apart)]
+    return math.sqrt(float(apart.var(ddof=1)) / len(apart)) if len(apart) > 1 else 0.0
 
 
-def _headline(winner: Line, lines: Sequence[Line]) -> str:
-    known = {name: line for name, line in _baselines(lines).items() if line is not None}
-    others = {name: line for name, line in known.items() if line is not winner}
-    if len(known) < 2:
-        missing = " and ".join(name for name, line in _baselines(lines).items() if line is None)
-        if len({line.method for line in lines}) == 1:
-            return f"One method only: whether it pays cannot be said without {missing}."
-        return f"{named(winner)} leads, but whether it pays cannot be said without {missing}."
-    if winner is known["Local"]:
-        return "Training alone is best here: no shared model beats Local."
-    if winner is known["FedAvg + fine-tune"]:
-        return "FedAvg + fine-tune is the best here: no other method does better for the mean client."
-    if winner.method == "fedavg":
-        return "One shared model is the best here: personalization does not pay for the mean client."
-    verdicts = {name: beyond(winner, line, lambda x: x.mean, lambda x: x.mean_spread) for name, line in others.items()}
-    if None in verdicts.values():
-        return f"{named(winner)} leads, with one seed: whether that is more than seed noise is unknown."
-    if all(verdicts.values()):
-        return f"{named(winner)} pays here: it beats FedAvg + fine-tune and Local beyond seed noise."
-    equal = " and ".join(name for name, better in verdicts.items() if not better)
-    return f"{named(winner)} leads, but {equal} {'do' if ' and ' in equal else 'does'} as well within seed noise."
+def worst_error(a: Case, b: Case) -> float:
+    """The deviation of worst(a) - worst(b) over draws of the clients and, for accuracies, of their test samples."""
+    both = np.flatnonzero(~np.isnan(over_seeds(a.values)) & ~np.isnan(over_seeds(b.values)))
+    if not len(both) or not all(np.isfinite(np.where(np.isnan(one.values), 0, one.values)).all() for one in (a, b)):
+        return 0.0
+    rng = np.random.default_rng(0)  # the same runs, the same words
+    drawn = np.empty((DRAWS, 2))
+    for line in drawn:
+        chosen = rng.choice(both, len(both))
+        for k, one in enumerate((a, b)):
+            moved = one.values[:, chosen]
+            if one.line.higher_is_better:
+                p, n = over_seeds(moved), np.maximum(one.samples[chosen], 1)
+                moved = moved + rng.binomial(n, np.clip(p, 0, 1)) / n - p
+            line[k] = one.sign * np.mean([np.nanmin(one.sign * seed) for seed in moved if not np.isnan(seed).all()])
+    return float((drawn[:, 0] - drawn[:, 1]).std(ddof=1))
 
 
-def _sentence(what: str, winner: Line, lines: Sequence[Line], of: Number, spread: Number) -> str:
-    unit = " %" if winner.higher_is_better else ""
-    said = []
-    for name, line in _baselines(lines).items():
-        if line is None:
-            said.append(f"{name} was not run")
-        elif line is not winner:
-            ahead = _ahead(winner, line, of)
-            points = " points" if winner.higher_is_better else ""
-            clear = beyond(winner, line, of, spread)
-            noise = "" if clear is None else ", beyond seed noise" if clear else ", within seed noise"
-            way = f"level with {name}" if ahead == 0 else f"{shown(winner, ahead)}{points} better than {name}"
-            said.append(f"{way}{noise}")
-    return f"Best for {what}: {named(winner)} with {shown(winner, of(winner))}{unit}; {'; '.join(said)}."
+MEAN = Measure(
+    "the mean over clients", lambda case: case.line.mean, lambda case: case.line.mean_spread,
+    lambda a, b: paired_error(over_seeds(a.values), over_seeds(b.values)),
+)
+WORST = Measure("the worst client", lambda case: case.line.worst, lambda case: case.line.worst_spread, worst_error)
+NOTHING = "No client has test data, so there is nothing to compare."
 
 
-def _caveat(lines: Sequence[Line], unfinished: int) -> str:
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def baselines(found: Sequence[Case]) -> dict[str, Case | None]:
+    """FedAvg + fine-tune and Local as served, by the names used where they are missing."""
+    lines = [case.line for case in found]
+    wanted = {"fedavg + fine-tune": fine_tuned(lines), "local": alone(lines)}
+    return {name: next((c for c in found if c.line is line), None) for name, line in wanted.items()}
+
+
+def runner_up(winner: Case, found: Sequence[Case], measure: Measure) -> Case | None:
+    """The best of another method."""
+    others = [case for case in found if case.line.method != winner.line.method]
+    return measure.best(others) if others else None
+
+
+def _sentences(measure: Measure, found: Sequence[Case]) -> str:
+    """The best, the runner-up, and the two baselines where they are neither."""
+    winner = measure.best(found)
+    unit, points = (" %", " points") if winner.line.higher_is_better else ("", "")
+    said = f"For {measure.what}, {winner.name} is best with {shown(winner.line, measure.of(winner))}{unit}"
+
+    def behind(other: Case) -> tuple[str, str]:
+        return difference(winner.line, measure.of(winner), measure.of(other)), NOISE[measure.beyond(winner, other)]
+
+    second = runner_up(winner, found, measure)
+    if second is not None:
+        far, noise = behind(second)
+        said += f"; the runner-up, {second.name}, is "
+        said += f"{far}{points} behind, {noise}" if Decimal(far) else "level with it"
+    said += "."
+    known = baselines(found)
+    rest = [case for case in known.values() if case is not None and case is not winner and case is not second]
+    words = [behind(case) for case in rest]
+    if len(rest) == 2 and words[0][1] == words[1][1]:
+        said += f" {rest[0].name} is {words[0][0]} and {rest[1].name} {words[1][0]}{points} behind, both {words[0][1]}."
+    elif rest:
+        said += f" {rest[0].name} is {words[0][0]}{points} behind ({words[0][1]})"
+        said += f", {rest[1].name} {words[1][0]}{points} ({words[1][1]})." if len(rest) == 2 else "."
+    missing = [name for name, case in known.items() if case is None]
+    return said + (f" {' and '.join(missing)} {'were' if len(missing) > 1 else 'was'} not run." if missing else "")
+
+
+NOISE: Mapping[bool | None, str] = {
+    True: "more than noise", False: "within noise", None: "more than noise between clients"
+}
+
+
+def difference(line: Line, a: float, b: float) -> str:
+    """|a - b| of the two numbers as `shown` rounds them, so that readers can check it."""
+    return f"{abs(Decimal(shown(line, a)) - Decimal(shown(line, b))):f}"
+
+
+def _headline(winner: Case, found: Sequence[Case]) -> str:
+    known = baselines(found)
+    missing = " and ".join(name for name, case in known.items() if case is None)
+    if missing and len({case.line.method for case in found}) == 1:
+        return f"One method only: whether it pays cannot be said without {missing}."
+    if missing:
+        return f"{winner.name} leads, but whether it pays cannot be said without {missing}."
+    better = f"no method does better than {winner.name}"
+    if winner.line.method == "local":
+        return f"Training alone is as good as anything here: {better}."
+    if winner is known["fedavg + fine-tune"]:
+        return f"Fine-tuning is as good as anything here: {better}."
+    if winner.line.method == "fedavg":
+        return f"One shared model is as good as anything here: {better}."
+    beaten = {case.name: MEAN.beyond(winner, case) for case in known.values() if case is not None}
+    level = [name for name, clear in beaten.items() if clear is False]
+    if level:
+        do = "do" if len(level) > 1 else "does"
+        return f"{winner.name} leads, but {' and '.join(level)} {do} as well within noise."
+    second = runner_up(winner, found, MEAN)
+    clear = None if second is None else MEAN.beyond(winner, second)
+    also = f"; {second.name} does as well within noise" if second is not None and clear is False else ""
+    if None in beaten.values():
+        return f"{winner.name} leads{also}; with one seed, noise between seeds is unknown."
+    if also:
+        return f"{winner.name} beats {' and '.join(beaten)} by more than noise{also}."
+    return f"{winner.name} is best here, by more than noise."
+
+
+def _caveat(found: Sequence[Case], unfinished: int) -> str:
     parts = []
     if unfinished:
         parts.append(f"{unfinished} run{'s are' if unfinished > 1 else ' is'} not finished; the numbers will change.")
-    seeds = min(line.seeds for line in lines)
+    seeds = min(case.line.seeds for case in found)
     if seeds < 2:
         parts.append("With one seed, the noise between seeds is unknown; compare with --seeds 3 or more to know.")
     elif seeds < 3:

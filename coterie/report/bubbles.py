@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,8 +65,37 @@ def _draw_bubbles(axes: Axes, federation: Federation, shown: np.ndarray) -> None
         zorder=3,
     )
     axes.set_ylabel("class", fontsize=9, color=INK)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, steps=[1, 2, 5, 10]))
+    label_classes(axes, federation.classes, federation.recipe.get("classes"))
     axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=INK)
+
+
+def label_classes(axes: Axes, classes: int, names: Sequence[str] | None) -> None:
+    """The classes' names at the y axis, or their numbers where they have none; every second, third, ... beyond 30."""
+    if names and len(names) == classes:
+        some = range(0, classes, -(-classes // 30))
+        axes.set_yticks(some, [shortened(str(names[k])) for k in some])
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, steps=[1, 2, 5, 10]))
+
+
+def label_clients(axes: Axes, names: Sequence[str], inches: float) -> list[int]:
+    """The clients' names at the x axis of such a width, slanted where they are long; returns the places labelled.
+
+    All of them, unless they cannot fit: a slanted line of 8 points needs 10 points.
+    """
+    each = 72 * inches / max(1, len(names))  # points for a client
+    level = max(map(len, names), default=0) * 5 + 3 < each
+    step = 1 if level else max(1, math.ceil(10 / each))
+    places = list(range(0, len(names), step))
+    texts = [shortened(names[place]) for place in places]
+    axes.set_xticks(places, texts, rotation=0 if level else 60, ha="center" if level else "right",
+                    rotation_mode="default" if level else "anchor")
+    return places
+
+
+def shortened(name: str, most: int = 24) -> str:
+    """The name, or its beginning where it is longer than `most` characters; a $ starts no formula."""
+    return (name if len(name) <= most else f"{name[: most - 1].rstrip()}…").replace("$", r"\$")
 
 
 def _largest_area(clients: int, classes: int) -> float:
@@ -93,11 +124,8 @@ def _paler(colour: str, strength: float) -> tuple[float, ...]:
 
 
 def _dress(axes: Axes, federation: Federation, shown: np.ndarray) -> None:
-    every = -(-len(shown) // 25)
-    ticks = range(0, len(shown), every)
-    names = [federation.names[shown[t]] for t in ticks]
-    wordy = max(len(name) for name in names) > 3
-    axes.set_xticks(list(ticks), names, rotation=60 if wordy else 0, ha="right" if wordy else "center")
+    inches, _ = _inches(len(shown), federation.classes)
+    ticks = label_clients(axes, [federation.names[i] for i in shown], inches - 0.8)
     for tick, label in zip(ticks, axes.get_xticklabels(), strict=True):
         label.set_color(UNSEEN if shown[tick] >= federation.trained else INK)
     axes.set_xlabel("client", fontsize=9, color=INK)

@@ -14,7 +14,7 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 
 from coterie.errors import CoterieError
 from coterie.report.bubbles import INK
-from coterie.report.plots import COLOURS, dress, new_figure
+from coterie.report.plots import COLOURS, dress, line_style, new_figure
 from coterie.report.table import by_method
 from coterie.result import Result
 
@@ -50,7 +50,7 @@ def _draw_fractions(axes: Axes, runs: Mapping[str, Sequence[Result]]) -> None:
     for number, (name, group) in enumerate(runs.items()):
         rounds, fractions = opposed(group)
         colour, marker = COLOURS[number % len(COLOURS)], "o" if len(rounds) == 1 else ""
-        dash = ("-", "--", ":")[number // len(COLOURS) % 3]
+        dash = line_style(number)
         axes.plot(rounds, 100 * fractions, dash, color=colour, linewidth=1.5, marker=marker, markersize=4, label=name)
     axes.set_ylim(-2, 102)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))

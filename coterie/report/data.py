@@ -65,7 +65,7 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
         "seeds": max(len(group) for group in groups.values()), "facts": _facts(read, experiments, clients),
         **_churn(read),
         "answer": answer(results, len(unfinished) + _missing(experiments, len(folders))),
-        "clients": clients, "classes": _classes(read), "methods": methods,
+        "clients": clients, "classes": _classes(read), "labels": labels_of(read[0][0].config()), "methods": methods,
         "notes": _notes(read, budget), "runs": _runs(read), "reproduce": _reproduce(read, experiments),
         "progress": _progress(read, experiments),
     }
@@ -77,9 +77,9 @@ def runs_of(paths: Sequence[Path]) -> list[Folder]:
     for path in paths:
         here = inside(path)
         if not here:
-            inner = "is not a run folder: it holds no config.json, nor does METHOD/seedK in it"
-            other = "is a file; give a run folder" if path.exists() else "does not exist; give a run folder"
-            raise CoterieError(f"{path} {inner if path.is_dir() else other}.")
+            why = "it holds no config.json, nor does METHOD/seedK in it" if path.is_dir() else "it is a file"
+            kind = f"is not a run folder: {why}" if path.exists() else "does not exist; give a run folder"
+            raise CoterieError(f"{path} {kind}.")
         found |= {folder.path.resolve(): folder for folder in here}
     return list(found.values())
 
@@ -139,6 +139,12 @@ def _classes(read: Sequence[tuple[Folder, Result]]) -> int | None:
     return None if data is None else int(data["classes"])
 
 
+def labels_of(config: dict[str, Any]) -> list[str] | None:
+    """The names of the classes, where the data had names for them."""
+    names = config.get("federation", {}).get("classes")
+    return [str(name) for name in names] if isinstance(names, list) and names else None
+
+
 # -- methods -----------------------------------------------------------------------------------------------------------
 
 
@@ -147,7 +153,7 @@ def _method(name: str, group: list[Result], folders: list[Folder], clients: int,
     return {
         "name": name, "label": label_of(name, "served"), "adapted": label_of(name, "adapted"),
         "seeds": [run.seed for run in group], "published": group[0].published,
-        "values": {stage: _short(_values(group, stage, clients)) for stage in first},
+        "values": {stage: _short(_values(group, stage, clients), 6) for stage in first},
         "curve": _curve(group, first), "tracks": _tracks(group, first, clients, budget),
         "conflicts": _conflicts(group, clients), "few": few(group, folders, clients, POINTS),
         **_newcomers(group, first),
@@ -170,7 +176,7 @@ def _curve(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]:
     curve: dict[str, Any] = {"rounds": rounds[kept].astype(int).tolist()}
     for stage in stages:
         means = convergence(group, stage)[1][:, kept] / (100 if group[0].at(stages[0]).metric == "accuracy" else 1)
-        curve[stage] = {"mean": _short(_mean(means)), "low": _short(_low(means)), "high": _short(_high(means))}
+        curve[stage] = {"mean": _short(_mean(means), 6), "low": _short(_low(means)), "high": _short(_high(means))}
     bytes_by = np.array([_until(run, rounds[kept], _sent) for run in group]).mean(0)
     seconds = np.array([_until(run, rounds[kept], lambda r: float(r.get("seconds", 0))) for run in group]).mean(0)
     return {**curve, "bytes": _short(bytes_by, 6), "seconds": _short(seconds)}
@@ -236,7 +242,7 @@ def _newcomers(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]
     """By stage, how newcomers fare by rounds since arrival; no key where nobody arrived."""
     read = {stage: newcomers(group, stage, POINTS) for stage in ("served", "adapted") if stage in stages}
     short = {
-        stage: {**one, **{name: _short(one[name]) for name in ("age", "mean", "start")}}
+        stage: {**one, **{name: _short(one[name], 6) for name in ("age", "mean", "start")}}
         for stage, one in read.items() if one is not None
     }
     return {"newcomers": short} if short else {}

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from coterie.report.bubbles import INK, SEEN, UNSEEN
-from coterie.report.plots import COLOURS, dress, new_figure
+from coterie.report.bubbles import INK, SEEN, UNSEEN, label_classes, label_clients
+from coterie.report.plots import COLOURS, dress, line_style, new_figure
 from coterie.report.table import human_bytes, human_seconds
 
 Floats = NDArray[np.float64]
@@ -44,6 +44,8 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
     """Name and figure, in the order of the page."""
     method, stage = focus(data)
     base = _named(data, "fedavg")
+    if base is method and stage == "served":
+        base = _named(data, "local")
     if base is not None and (base is not method or stage != "served"):
         yield "clients", _clients(data, method, stage, base)
     stages = [s for s in ("served", "adapted") if any(s in m["values"] for m in data["methods"])]
@@ -59,7 +61,8 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
     if any(m["conflicts"] for m in data["methods"]):
         yield "conflicts", _conflicts(data)
     if all(c["train"] is not None for c in data["clients"]):
-        against = [m for m in (base, _named(data, "local")) if m is not None and m is not method]
+        baselines = [_named(data, name) for name in ("fedavg", "local")]
+        against = [m for m in baselines if m is not None and (m is not method or stage != "served")]
         if against:
             yield "size", _size(data, method, stage, against)
     unseen = [s for s in stages if any(f"unseen_{s}" in m["values"] for m in data["methods"])]
@@ -68,14 +71,9 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
 
 
 def focus(data: Data) -> tuple[Data, str]:
-    """The method and stage that the page opens with: the best for the mean, or the best that is no baseline."""
+    """The method and stage that the headline names, with which the page opens, too."""
     name, stage = data["answer"].get("mean", (data["methods"][0]["name"], "served"))
-    best: Data = next(m for m in data["methods"] if m["name"] == name)
-    others = [m for m in data["methods"] if m["name"] not in ("local", "fedavg")]
-    if name not in ("local", "fedavg") or not others:
-        return best, stage
-    sign = 1 if data["higher"] else -1
-    return max(others, key=lambda m: sign * np.nan_to_num(np.nanmean(_values(m, "served")))), "served"
+    return next(m for m in data["methods"] if m["name"] == name), stage
 
 
 # -- one function a figure ---------------------------------------------------------------------------------------------
@@ -85,8 +83,9 @@ def _clients(data: Data, method: Data, stage: str, base: Data) -> Figure:
     before, after = _values(base, "served"), _values(method, stage)
     gain = (after - before) * (1 if data["higher"] else -1)
     order = [i for i in np.argsort(-gain, kind="stable") if np.isfinite(gain[i])]
-    figure = new_figure(9, 3.6)
+    figure = new_figure(9, 4)
     axes = figure.add_subplot()
+    axes.set_xlim(-0.6, max(0, len(order) - 1) + 0.6)
     tint = [GAIN if gain[i] > 0 else LOSS if gain[i] < 0 else SAME for i in order]
     x = np.arange(len(order))
     axes.vlines(x, _scaled(data, before[order]), _scaled(data, after[order]), color=tint, linewidth=1.5)
@@ -95,7 +94,7 @@ def _clients(data: Data, method: Data, stage: str, base: Data) -> Figure:
     better, worse = int((gain[order] > 0).sum()), int((gain[order] < 0).sum())
     _title(axes, f"{base['label']} (served, open) to {_label(method, stage)} (filled): {better} gain, {worse} lose")
     dress(axes)
-    axes.set_xticks([])
+    label_clients(axes, [data["clients"][i]["name"] for i in order], 8.2)
     axes.set_xlabel("clients, by gain", fontsize=9, color=INK)
     axes.set_ylabel(_what(data), fontsize=9, color=INK)
     return figure
@@ -127,11 +126,11 @@ def _convergence(data: Data, stages: Sequence[str]) -> Figure:
     grid = figure.subplots(len(stages), 3, sharey="row", squeeze=False)
     for row, stage in zip(grid, stages):
         for axes, (name, form) in zip(row, axis.items()):
-            for number, method in enumerate(m for m in data["methods"] if stage in m["curve"]):
+            for method in (m for m in data["methods"] if stage in m["curve"]):
                 curve = method["curve"]
                 axes.plot(
                     curve[name], _scaled(data, _floats(curve[stage]["mean"])), color=_colour(data, method),
-                    linewidth=1.4, linestyle=("-", "--", ":")[number // len(COLOURS) % 3], label=method["label"],
+                    linewidth=1.4, linestyle=_line(data, method), label=method["label"],
                 )
             dress(axes)
             axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
@@ -148,11 +147,11 @@ def _newcomers(data: Data, stages: Sequence[str], chosen: Data) -> Figure:
     figure = new_figure(4.8 * len(stages) + 0.6, 3.8)
     grid = figure.subplots(1, len(stages), sharey=True, squeeze=False)[0]
     for axes, stage in zip(grid, stages):
-        for number, method in enumerate(m for m in data["methods"] if stage in m.get("newcomers", {})):
+        for method in (m for m in data["methods"] if stage in m.get("newcomers", {})):
             found = method["newcomers"][stage]
             axes.plot(
                 found["age"], _scaled(data, _floats(found["mean"])), color=_colour(data, method), linewidth=1.4,
-                linestyle=("-", "--", ":")[number // len(COLOURS) % 3], marker="o", markersize=3, label=method["label"],
+                linestyle=_line(data, method), marker="o", markersize=3, label=method["label"],
             )
         beside = chosen.get("newcomers", {}).get(stage)
         if beside is not None:
@@ -174,7 +173,7 @@ def _classes(data: Data) -> Figure:
     held = [c for c in data["clients"] if c["classes"]]
     held = [held[i] for i in np.unique(np.linspace(0, len(held) - 1, min(MOST_CLIENTS, len(held))).round().astype(int))]
     counts = np.array([c["classes"] for c in held])
-    width, height = np.clip(1.8 + 0.3 * len(held), 5.6, 13), np.clip(1.2 + 0.3 * data["classes"], 3, 9)
+    width, height = np.clip(1.8 + 0.3 * len(held), 5.6, 13), np.clip(1.6 + 0.3 * data["classes"], 3, 9)
     figure = new_figure(float(width), float(height))
     axes = figure.add_subplot()
     place, label = np.nonzero(counts)
@@ -182,8 +181,11 @@ def _classes(data: Data) -> Figure:
     axes.scatter(place, label, s=160 * counts[place, label] / counts.max(), c=tint, alpha=0.8, linewidths=0, zorder=3)
     _title(axes, f"who holds which class; the largest bubble is {counts.max()} samples")
     dress(axes)
+    label_clients(axes, [c["name"] for c in held], float(width) - 1)
     axes.set_xlabel("client" + ("" if all(c["seen"] for c in held) else " (orange: unseen)"), fontsize=9, color=INK)
     axes.set_ylabel("class", fontsize=9, color=INK)
+    axes.set_ylim(-0.7, data["classes"] - 0.3)
+    label_classes(axes, data["classes"], data["labels"])
     return figure
 
 
@@ -248,7 +250,7 @@ def _conflicts(data: Data) -> Figure:
         found = method["conflicts"]
         first.plot(
             found["rounds"], 100 * _floats(found["opposing"]), color=_colour(data, method), label=method["label"],
-            marker="o" if len(found["rounds"]) == 1 else "", markersize=4,
+            linestyle=_line(data, method), marker="o" if len(found["rounds"]) == 1 else "", markersize=4,
         )
     first.set_ylim(-2, 102)
     _title(first, "pairs of clients with opposing updates in %, by round")
@@ -274,7 +276,7 @@ def _size(data: Data, method: Data, stage: str, against: Sequence[Data]) -> Figu
         axes.scatter(n[there], _scaled(data, gain[there]), c=tint, s=22, alpha=0.75, linewidths=0, zorder=3)
         axes.axhline(0, color=SAME, linewidth=0.8)
         axes.set_xscale("log")
-        _title(axes, f"gain of {_label(method, stage)} over {base['label']}")
+        _title(axes, f"gain of {_label(method, stage)} over {base['label']} (served)")
         dress(axes)
         axes.set_xlabel("training samples of the client", fontsize=9, color=INK)
     return figure
@@ -319,6 +321,10 @@ def _what(data: Data) -> str:
 
 def _colour(data: Data, method: Data) -> str:
     return COLOURS[data["methods"].index(method) % len(COLOURS)]
+
+
+def _line(data: Data, method: Data) -> str:
+    return line_style(data["methods"].index(method))
 
 
 def _model(k: int) -> str:

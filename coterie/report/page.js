@@ -35,7 +35,18 @@
     if (!known(v)) return "–";
     const x = scaled(v);
     if (digits === undefined) digits = percent() ? 1 : Math.abs(x) >= 100 ? 0 : 3;
-    return x.toFixed(digits).replace("-", "−");
+    return rounded(x, digits).toFixed(digits).replace("-", "−");
+  }
+  // Halves away from zero, also where 88.25 was computed as 88.24999999999999: as the tables of the command line do it.
+  function rounded(x, digits) {
+    const whole = Math.round(+(Math.abs(x) * 10 ** digits).toFixed(9 - digits));
+    return whole ? (Math.sign(x) * whole) / 10 ** digits : 0;
+  }
+  // How much better `to` is than `from`, as the difference of the two numbers as they are shown.
+  function gained(to, from, digits = percent() ? 1 : 3) {
+    if (!known(to) || !known(from)) return "–";
+    const d = rounded((D.higher ? 1 : -1) * (rounded(scaled(to), digits) - rounded(scaled(from), digits)), digits);
+    return (d > 0 ? "+" : d < 0 ? "−" : "±") + Math.abs(d).toFixed(digits);
   }
   const unit = () => (percent() ? " %" : "");
   const points = () => (percent() ? " points" : "");
@@ -60,15 +71,21 @@
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * span; i++) found.push(+(i * step).toPrecision(12));
     return found;
   }
+  const axisDigits = (values) => {
+    const step = values.length > 1 ? Math.abs(scaled(values[1] - values[0])) : 1;
+    return percent() ? Math.max(0, Math.min(3, Math.ceil(-Math.log10(step) - 1e-9))) : undefined;
+  };
   const scale = (from, to) => (v) => to[0] + ((v - from[0]) / (from[1] - from[0] || 1)) * (to[1] - to[0]);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const colour = (i) => `var(--m${i % 8})`;
-  const dash = (i) => [null, "6 3", "2 3", "8 3 2 3"][Math.floor(i / 8) % 4];
+  const colour = (i) => `var(--m${i % 10})`;  // as many as page.css has, which stay apart for colour-blind readers
+  const dash = (i) => [null, "7 3", "2 3", "8 3 2 3"][Math.floor(i / 5) % 4];  // and twice as many with the dashes
   const methodOf = (name) => D.methods.find((m) => m.name === name);
   const place = (name) => D.methods.findIndex((m) => m.name === name);
   const label = (m, stage) => (stage && stage.endsWith("adapted") ? m.adapted : m.label);
   const plain = (name) => name.split(/[:+]/)[0];
   const better = (a, b) => (D.higher ? a - b : b - a);
+  const short = (text, most) => (text.length > most ? text.slice(0, Math.max(4, most - 1)) + "…" : text);
+  const className = (k) => (D.labels && D.labels[k] !== undefined ? D.labels[k] : String(k));
 
   // -- charts ---------------------------------------------------------------------------------------------------------
   const drawn = new Map();
@@ -115,14 +132,31 @@
   function yAxis(svg, y, values, left, right, form) {
     for (const v of values) {
       svg.append(s("line", { class: "grid", x1: left, x2: right, y1: y(v), y2: y(v) }));
-      svg.append(s("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, form(v)));
+      svg.append(s("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, form(v, axisDigits(values))));
     }
   }
   function xAxis(svg, x, values, bottom, form, top) {
     for (const v of values) {
       if (top !== undefined) svg.append(s("line", { class: "grid", x1: x(v), x2: x(v), y1: top, y2: bottom }));
-      svg.append(s("text", { x: x(v), y: bottom + 17, "text-anchor": "middle" }, form(v)));
+      svg.append(s("text", { x: x(v), y: bottom + 17, "text-anchor": "middle" }, form(v, axisDigits(values))));
     }
+  }
+  // Names below a row of marks, `step` apart: level where all fit, else slanted or upright and shortened, with the whole
+  // name on hover; only where even that cannot fit, some are left out, never the chosen client's.
+  function namePlan(names, step) {
+    if (names.every((n) => n.length * 7.2 + 6 < step)) return { angle: 0, most: Infinity, every: 1, depth: 17 };
+    const angle = step >= 15 ? 55 : 90, most = Math.min(24, Math.max(...names.map((n) => n.length)));
+    return { angle, most, every: Math.ceil(11.5 / step), depth: 14 + 5.9 * most * Math.sin((angle * Math.PI) / 180) };
+  }
+  function nameMarks(svg, plan, ids, at, step, y) {
+    const chosen = ids.indexOf(state.client);
+    ids.forEach((i, k) => {
+      const on = k === chosen, near = chosen >= 0 && Math.abs(k - chosen) * step < 11.5;
+      if (!on && (k % plan.every || near)) return;
+      const name = D.clients[i].name, x = at(k), text = short(name, plan.most), tip = text === name ? {} : { "data-tip": name };
+      const attrs = plan.angle ? { x: x + 4, y: y + 11, "text-anchor": "end", transform: `rotate(${-plan.angle} ${x + 4} ${y + 11})` } : { x, y: y + 17, "text-anchor": "middle" };
+      svg.append(s("text", { ...attrs, class: on ? "on" : "who", "data-client": i, ...tip }, text));
+    });
   }
   const path = (pts) => {
     let out = "", pen = false;
@@ -199,6 +233,7 @@
     $("caveat").hidden = !D.answer.caveat;
     const fallen = D.methods.filter((m) => m.few && m.few.verdict === "collapsed");
     $("callouts").replaceChildren(
+      ...(D.answer.warnings || []).map((t) => el("li", { class: "warning" }, t)),
       ...fallen.map((m) => el("li", {}, el("strong", {}, m.label + ": "), m.few.words + " ", el("a", { href: "#few" }, "See the models"))),
       ...D.notes.map((t) => el("li", {}, t)));
   }
@@ -238,7 +273,7 @@
         l.published ? el("small", { title: "the stage its paper printed" }, " †") : null],
       stage: (l) => l.stage,
       mean: (l) => [fmt(l.mean, percent() ? 2 : 3), l.seeds > 1 ? el("small", {}, ` ± ${fmt(l.mean_spread, percent() ? 2 : 3)}`) : null],
-      jain: (l) => (known(l.jain) ? l.jain.toFixed(3) : "–"), epsilon: (l) => (known(l.epsilon) ? l.epsilon.toFixed(2) : "–"),
+      jain: (l) => (known(l.jain) ? rounded(l.jain, 3).toFixed(3) : "–"), epsilon: (l) => (known(l.epsilon) ? rounded(l.epsilon, 2).toFixed(2) : "–"),
       bytes_each_round: (l) => bytes(l.bytes_each_round), seconds: (l) => seconds(l.seconds),
       round: (l) => { const [a, b] = extent(l.rounds); return a === b ? String(a) : `${a}–${b}`; },
     };
@@ -273,21 +308,28 @@
   const shownStages = () => choose([["both", "both stages"], ...stages().map((x) => [x, x])], state.shown,
     (v) => { state.shown = v; table(); }, "Stages in the table");
 
+  const lineOf = (m, stage) => m.lines.find((l) => l.stage === stage) || {};
+  function averageGain(list) {
+    const m = methodOf(state.method), base = baseOf(m), to = lineOf(m, state.stage).mean, from = lineOf(base.m, base.stage).mean;
+    const whole = list.length === D.clients.filter((c, i) => c.seen && known(value(m, state.stage, i))).length;
+    return whole && known(to) && known(from) ? gained(to, from, percent() ? 2 : 3) : signed(mean(list.map((p) => p.gain)), percent() ? 2 : 3);
+  }
+
   // -- every client ---------------------------------------------------------------------------------------------------
   function clients() {
     const list = pairs().filter((p) => p.seen).sort((a, b) => b.gain - a.gain);
     const gains = list.filter((p) => p.gain > 1e-9).length, losses = list.filter((p) => p.gain < -1e-9).length;
     const same = baseOf(methodOf(state.method)).m.name === state.method && baseOf(methodOf(state.method)).stage === state.stage;
     const lead = same ? "This is the method it would be compared with; choose another method, stage or comparison above."
-      : [el("span", { class: "strong" }, `${gains} of ${list.length} clients gain, ${losses} lose`), `, ${list.length - gains - losses} stay the same; ${signed(mean(list.map((p) => p.gain)))}${points()} on average. Each line leads a client from ${baseName()} to ${focusName()}.`];
+      : [el("span", { class: "strong" }, `${gains} of ${list.length} clients gain, ${losses} lose`), `, ${list.length - gains - losses} stay the same; ${averageGain(list)}${points()} on average. Each line leads a client from ${baseName()} to ${focusName()}.`];
     const about = `Each client's test value with ${baseName()} and with ${focusName()}`;
     section("clients", "Who gains, who loses", lead, el("div", { class: "panel" }, chart(about, (width) => {
-      const height = 344, left = 44, right = width - 8, top = 12, bottom = height - 44;
+      const left = 44, right = width - 8, top = 12, step = (right - left) / Math.max(1, list.length);
+      const plan = namePlan(list.map((p) => D.clients[p.i].name), step), bottom = 300, height = bottom + plan.depth + 24;
       const svg = canvas(width, height, list.map((p) => p.i));
       const y = scale(domain(list.flatMap((p) => [p.from, p.to])), [bottom, top]);
-      yAxis(svg, y, ticks(...domain(list.flatMap((p) => [p.from, p.to])), 6), left, right, (v) => fmt(v, percent() ? 0 : undefined));
-      const step = (right - left) / Math.max(1, list.length), r = Math.max(1.6, Math.min(5, step * 0.28));
-      const roomy = list.every((p) => D.clients[p.i].name.length * 7.4 + 4 < step);
+      yAxis(svg, y, ticks(...domain(list.flatMap((p) => [p.from, p.to])), 6), left, right, fmt);
+      const r = Math.max(1.6, Math.min(5, step * 0.28));
       list.forEach((p, k) => {
         const x = left + step * (k + 0.5), on = p.i === state.client, name = D.clients[p.i].name;
         const tint = p.gain > 1e-9 ? "var(--gain)" : p.gain < -1e-9 ? "var(--loss)" : "var(--same)";
@@ -298,23 +340,23 @@
           s("circle", { cx: x, cy: y(p.from), r, fill: "var(--panel)", stroke: tint, "stroke-width": 1.4 }),
           s("circle", { cx: x, cy: y(p.to), r: r * 1.05, fill: tint })));
         svg.append(s("rect", { class: "hit", x: x - step / 2, width: step, y: top - 6, height: bottom - top + 10,
-          ...hover(p.i, `client ${name}\n${fmt(p.from)} → ${fmt(p.to)}${unit()}  (${signed(p.gain)})`) }));
-        if (on || (state.client < 0 && roomy)) svg.append(s("text", { x, y: bottom + 17, "text-anchor": "middle", class: on ? "on" : null }, name));
+          ...hover(p.i, `client ${name}\n${fmt(p.from)} → ${fmt(p.to)}${unit()}  (${gained(p.to, p.from)})`) }));
       });
+      nameMarks(svg, plan, list.map((p) => p.i), (k) => left + step * (k + 0.5), step, bottom);
       svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "clients, by gain"));
       return svg;
     }), key(["open", "color:var(--soft)", baseName()], ["", "background:var(--gain)", `${focusName()}, better`], ["", "background:var(--loss)", "worse"])));
   }
 
   // -- distribution ---------------------------------------------------------------------------------------------------
-  function strips(stage, listed, only) {
+  function strips(stage, listed, only, printed) {
     return chart(`Distribution over clients of every method, ${stage}`, (width) => {
       const narrow = width < 560, row = narrow ? 50 : 34, left = narrow ? 8 : Math.min(220, width * 0.26), right = width - 46, top = 6;
       const height = top + row * listed.length + 26;
       const svg = canvas(width, height, D.clients.map((_, i) => i).filter(only));
       const values = listed.flatMap((m) => D.clients.map((_, i) => (only(i) ? value(m, stage, i) : null)));
       const x = scale(domain(values), [left + 6, right]);
-      xAxis(svg, x, ticks(...domain(values), narrow ? 4 : 8), height - 22, (v) => fmt(v, percent() ? 0 : undefined), top);
+      xAxis(svg, x, ticks(...domain(values), narrow ? 4 : 8), height - 22, fmt, top);
       listed.forEach((m, k) => {
         const own = D.clients.map((_, i) => ({ i, v: only(i) ? value(m, stage, i) : null })).filter((p) => known(p.v)).sort((a, b) => a.v - b.v);
         const base = top + row * k, y = base + (narrow ? 32 : row / 2), tint = colour(place(m.name)), on = m.name === state.method;
@@ -326,21 +368,20 @@
         own.forEach((p, j) => {
           const shift = 14 * (((j * 0.618034 + 0.5) % 1) - 0.5), chosen = p.i === state.client;
           svg.append(s("circle", { cx: x(p.v), cy: y + shift, r: chosen ? 6 : own.length > 60 ? 2.6 : 3.6, fill: chosen ? "var(--accent)" : tint,
-            opacity: chosen ? 1 : state.client >= 0 ? 0.25 : 0.6, stroke: chosen ? "var(--panel)" : null, "stroke-width": 1.5,
+            opacity: chosen ? 1 : state.client >= 0 ? 0.25 : 0.75, stroke: chosen ? "var(--panel)" : null, "stroke-width": 1.5,
             ...hover(p.i, `${label(m, stage)}\nclient ${D.clients[p.i].name}: ${fmt(p.v)}${unit()}`) }));
         });
         svg.append(s("line", { x1: x(average), x2: x(average), y1: y - 12, y2: y + 12, stroke: "var(--ink)", "stroke-width": 2 }));
-        svg.append(s("text", { x: width, y: y + 4, "text-anchor": "end", class: "ink" }, fmt(average)));
+        svg.append(s("text", { x: width, y: y + 4, "text-anchor": "end", class: "ink" }, printed(m, average)));
       });
       return svg;
     });
   }
-  const short = (text, most) => (text.length > most ? text.slice(0, Math.max(4, most - 1)) + "…" : text);
   const ranked = (stage) => D.methods.filter((m) => m.values[stage]).map((m) => ({ m, v: mean(D.clients.map((c, i) => (c.seen === !stage.startsWith("unseen") ? m.values[stage][i] : null))) }))
     .sort((a, b) => better(known(b.v) ? b.v : -Infinity, known(a.v) ? a.v : -Infinity)).map((p) => p.m);
   function spread() {
     section("spread", "Distribution over clients", `Every dot is a client's test ${D.metric === "accuracy" ? "accuracy in %" : "error"}, stage ${state.stage}; methods by their mean.`,
-      el("div", { class: "panel" }, strips(state.stage, ranked(state.stage), (i) => D.clients[i].seen),
+      el("div", { class: "panel" }, strips(state.stage, ranked(state.stage), (i) => D.clients[i].seen, (m, v) => fmt(known(lineOf(m, state.stage).mean) ? lineOf(m, state.stage).mean : v, percent() ? 2 : 3)),
         key(["", "background:var(--soft)", "a client"], ["bar", "background:var(--ink)", "mean"], ["square", "background:var(--soft);opacity:.3", "middle half of the clients"])));
   }
 
@@ -359,7 +400,7 @@
       const height = Math.min(380, Math.max(260, width * 0.45)), left = 46, right = width - 12, bottom = height - 42;
       const svg = canvas(width, height);
       const most = Math.max(1e-9, ...curves.map(({ x }) => x[x.length - 1] || 0)), x = scale([0, most], [left, right]), y = scale([low, top], [bottom, 10]);
-      yAxis(svg, y, ticks(low, top, 6), left, right, (v) => fmt(v, percent() ? 0 : undefined));
+      yAxis(svg, y, ticks(low, top, 6), left, right, fmt);
       xAxis(svg, x, ticks(0, most, width < 500 ? 4 : 7), bottom, axes[state.axis][1]);
       svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, axes[state.axis][2]));
       const clip = "clip" + Math.random().toString(36).slice(2);
@@ -374,7 +415,7 @@
           area.append(s("path", { d: path([...up, ...down]) + "Z", fill: tint, opacity: 0.15 }));
         }
         area.append(s("path", { d: path(at.map((v, i) => [x(v), known(on.mean[i]) ? y(on.mean[i]) : null])), fill: "none", stroke: tint, "stroke-dasharray": dash(place(m.name)),
-          "stroke-width": focus ? 2.8 : 1.5, opacity: focus ? 1 : 0.6, "stroke-linejoin": "round" }));
+          "stroke-width": focus ? 2.8 : 1.5, opacity: focus ? 1 : 0.85, "stroke-linejoin": "round" }));
         at.forEach((v, i) => { if (known(on.mean[i])) area.append(s("circle", { cx: x(v), cy: y(on.mean[i]), r: at.length > 1 ? 7 : 4, fill: at.length > 1 ? "transparent" : tint,
           "data-tip": `${label(m, state.stage)}\nround ${m.curve.rounds[i]}: ${fmt(on.mean[i])}${unit()}\n${bytes(m.curve.bytes[i])}, ${seconds(m.curve.seconds[i])}` })); });
       }
@@ -415,7 +456,7 @@
       chart(`Mean over newcomers by rounds since arrival, ${stage}`, (width) => {
         const height = 300, left = 52, right = width - 12, bottom = height - 58, svg = canvas(width, height);
         const x = scale([0, most], [left + 8, right]), y = scale([low, high], [bottom, 10]);
-        yAxis(svg, y, ticks(low, high, 6), left, right, (v) => fmt(v, percent() ? 0 : undefined));
+        yAxis(svg, y, ticks(low, high, 6), left, right, fmt);
         const at = ticks(0, most, 6).filter(Number.isInteger);
         xAxis(svg, x, at, bottom, String);
         svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "rounds since arrival"));
@@ -426,8 +467,8 @@
         if (beside[stage]) { line(beside[stage], beside[stage].start, { stroke: "var(--soft)", "stroke-width": 1.6, "stroke-dasharray": "2 3" }); mark(focus, beside[stage], beside[stage].start, ", clients from the start"); }
         for (const { m, c } of lines) {
           const on = m === focus, tint = colour(place(m.name)), dots = c.age.length < 2 || (right - left) / c.age.length > 14;
-          line(c, c.mean, { stroke: tint, "stroke-dasharray": dash(place(m.name)), "stroke-width": on ? 2.8 : 1.5, opacity: on ? 1 : 0.6 });
-          if (dots) c.mean.forEach((v, k) => svg.append(s("circle", { cx: x(c.age[k]), cy: y(v), r: on ? 3.6 : 2.6, fill: tint, opacity: on ? 1 : 0.6 })));
+          line(c, c.mean, { stroke: tint, "stroke-dasharray": dash(place(m.name)), "stroke-width": on ? 2.8 : 1.5, opacity: on ? 1 : 0.85 });
+          if (dots) c.mean.forEach((v, k) => svg.append(s("circle", { cx: x(c.age[k]), cy: y(v), r: on ? 3.6 : 2.6, fill: tint, opacity: on ? 1 : 0.85 })));
         }
         for (const { m, c } of lines) mark(m, c, c.mean, "");
         const counted = (lines.find(({ m }) => m === focus) || lines[0]).c;
@@ -441,6 +482,11 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
   }
 
   // -- who holds what -------------------------------------------------------------------------------------------------
+  function holds(c) {
+    const named = c.classes.map((n, k) => [n, k]).filter(([n]) => n).sort((a, b) => b[0] - a[0]);
+    const total = `${sum(c.classes)} samples in ${named.length} class${named.length === 1 ? "" : "es"}`;
+    return D.labels && named.length <= 12 ? `${total}\n${named.map(([n, k]) => `${className(k)}: ${n}`).join("\n")}` : total;
+  }
   function classes() {
     const held = D.clients.map((c, i) => ({ i, c })).filter((p) => p.c.classes);
     if (!held.length || !D.classes) {
@@ -453,21 +499,22 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
     const most = Math.max(...some.flatMap((p) => p.c.classes));
     section("classes", "Who holds which class", `Area: samples of a client in a class, all splits together; the largest bubble is ${most} samples.${some.length < held.length ? ` ${some.length} of ${held.length} clients are drawn.` : ""}`,
       el("div", { class: "panel" }, chart("Clients against classes, bubbles by number of samples", (width) => {
-        const left = 34, right = width - 6, cell = (right - left) / some.length, row = Math.max(D.classes > 30 ? 6 : 14, Math.min(26, 420 / D.classes));
-        const top = 18, height = top + row * D.classes + 42, roomy = some.every((p) => p.c.name.length * 7.4 + 4 < cell), svg = canvas(width, height, some.map((p) => p.i)), r = Math.max(Math.min(cell, row * 1.15) * 0.5, 2);
-        const every = Math.ceil(D.classes / 25);
+        const every = Math.ceil(D.classes / 25), longest = width < 560 ? 12 : 22;
+        const widest = Math.max(4, ...Array.from({ length: D.classes }, (_, k) => (k % every ? 0 : short(className(k), longest).length)));
+        const left = 12 + Math.max(22, 6.4 * widest), right = width - 6, cell = (right - left) / some.length, row = Math.max(D.classes > 30 ? 6 : 14, Math.min(26, 420 / D.classes));
+        const plan = namePlan(some.map((p) => p.c.name), cell), top = 18, bottom = top + row * D.classes, height = bottom + plan.depth + 24, svg = canvas(width, height, some.map((p) => p.i)), r = Math.max(Math.min(cell, row * 1.15) * 0.5, 2);
         for (let k = 0; k < D.classes; k++) {
           const y = top + row * (k + 0.5);
           if (row >= 10) svg.append(s("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }));
-          if (k % every === 0) svg.append(s("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, String(k)));
+          if (k % every === 0) svg.append(s("text", { x: left - 8, y: y + 4, "text-anchor": "end", ...(short(className(k), longest) === className(k) ? {} : { "data-tip": className(k) }) }, short(className(k), longest)));
         }
         some.forEach((p, j) => {
           const x = left + cell * (j + 0.5), on = p.i === state.client;
           if (on) svg.append(s("rect", { x: x - cell / 2, width: cell, y: top - 4, height: row * D.classes + 8, fill: "var(--wash)", rx: 3 }));
           p.c.classes.forEach((n, k) => { if (n) svg.append(s("circle", { cx: x, cy: top + row * (k + 0.5), r: r * Math.sqrt(n / most), fill: p.c.seen ? "var(--m0)" : "var(--m1)", opacity: on ? 1 : state.client >= 0 ? 0.35 : 0.8 })); });
-          svg.append(s("rect", { class: "hit", x: x - cell / 2, width: cell, y: top - 4, height: row * D.classes + 8, ...hover(p.i, `client ${p.c.name}${p.c.seen ? "" : ", unseen"}\n${sum(p.c.classes)} samples in ${p.c.classes.filter(Boolean).length} classes`) }));
-          if (on || (state.client < 0 && roomy)) svg.append(s("text", { x, y: height - 22, "text-anchor": "middle", class: on ? "on" : null }, p.c.name));
+          svg.append(s("rect", { class: "hit", x: x - cell / 2, width: cell, y: top - 4, height: row * D.classes + 8, ...hover(p.i, `client ${p.c.name}${p.c.seen ? "" : ", unseen"}\n${holds(p.c)}`) }));
         });
+        nameMarks(svg, plan, some.map((p) => p.i), (k) => left + cell * (k + 0.5), cell, bottom);
         svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "clients"), s("text", { x: left - 8, y: 8, "text-anchor": "end" }, "class"));
         return svg;
       }), D.clients.some((c) => !c.seen) ? key(["", "background:var(--m0)", "takes part in training"], ["", "background:var(--m1)", "unseen"]) : null));
@@ -491,8 +538,8 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
     return board.toDataURL();
   }
   const mix = (a, b, t) => a.map((v, i) => Math.round(v + (b[i] - v) * t));
-  const MODEL = (k) => `var(--m${[0, 1, 2, 3, 5, 7, 4, 6][k % 8]})`;
-  const modelVar = (k) => `--m${[0, 1, 2, 3, 5, 7, 4, 6][k % 8]}`;
+  const modelVar = (k) => `--m${k % 10}`;
+  const MODEL = (k) => `var(${modelVar(k)})`;
   function lines(about, xs, series, options) {
     return chart(about, (width) => {
       const height = options.height || 220, left = 46, right = width - 10, bottom = height - 40;
@@ -619,7 +666,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
     const rounds = [...new Set(having.flatMap((one) => one.conflicts.rounds))].sort((a, b) => a - b);
     const ordered = having.slice().sort((a, b) => (a === m) - (b === m));
     parts.push(el("div", { class: "panel" }, el("h3", {}, "Opposing pairs by round"), el("p", { class: "sub" }, `Pairs of clients whose updates point apart (cosine below 0)${m ? `; bold: ${m.label}` : ""}.`),
-      lines("Share of opposing pairs by round", rounds, ordered.map((one) => ({ tint: colour(place(one.name)), dash: dash(place(one.name)), bold: one === m, opacity: one === m ? 1 : 0.55, values: rounds.map((t) => { const k = one.conflicts.rounds.indexOf(t); return k < 0 ? null : one.conflicts.opposing[k]; }) })), { range: [-0.02, 1.02], form: share, height: 300 })));
+      lines("Share of opposing pairs by round", rounds, ordered.map((one) => ({ tint: colour(place(one.name)), dash: dash(place(one.name)), bold: one === m, opacity: one === m ? 1 : 0.85, values: rounds.map((t) => { const k = one.conflicts.rounds.indexOf(t); return k < 0 ? null : one.conflicts.opposing[k]; }) })), { range: [-0.02, 1.02], form: share, height: 300 })));
     if (m) {
       const c = m.conflicts.cosines, n = c.length, ids = m.conflicts.clients;
       parts.push(el("div", { class: "panel" }, el("div", { class: "tools" }, el("label", {}, "Cosines of ", el("select", { id: "conflict-method", onchange: (event) => { state.conflict = event.target.value; conflicts(); $("conflict-method").focus(); } },
@@ -657,11 +704,11 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
       const sorted = pts.map((p) => p.n).sort((a, b) => a - b), middle = quantile(sorted, 0.5);
       const small = mean(pts.filter((p) => p.n <= middle).map((p) => p.gain)), large = mean(pts.filter((p) => p.n > middle).map((p) => p.gain));
       const words = `Clients with at most ${Math.round(middle)} samples: ${signed(small)}${points()}; ${large === null ? "there are no larger ones" : `larger ones: ${signed(large)}${points()}`}.`;
-      return el("div", { class: "panel" }, el("h3", {}, `Gain over ${base.label}`), el("p", { class: "sub" }, words), chart(`Gain of ${focusName()} over ${base.label} against training samples`, (width) => {
+      return el("div", { class: "panel" }, el("h3", {}, `Gain over ${base.label} (served)`), el("p", { class: "sub" }, words), chart(`Gain of ${focusName()} over ${base.label} against training samples`, (width) => {
         const height = 280, left = 52, right = width - 10, bottom = height - 40, svg = canvas(width, height, pts.slice().sort((a, b) => a.n - b.n).map((p) => p.i));
         const [low, high] = extent(pts.map((p) => p.gain).concat([0])), air = (high - low) * 0.08 || 0.01, y = scale([low - air, high + air], [bottom, 8]);
         const [first, last] = extent(pts.map((p) => Math.log(p.n))), pad = (last - first) * 0.05 || 0.3, x = scale([first - pad, last + pad], [left, right]);
-        yAxis(svg, y, ticks(low - air, high + air, 5), left, right, (v) => signed(v, percent() ? 0 : undefined));
+        yAxis(svg, y, ticks(low - air, high + air, 5), left, right, signed);
         const span = Math.exp(last - first), every = [1, 2, 5].flatMap((k) => [1, 10, 100, 1e3, 1e4, 1e5].map((p) => k * p)).sort((a, b) => a - b).filter((v) => Math.log(v) >= first - pad && Math.log(v) <= last + pad);
         xAxis(svg, (v) => x(Math.log(v)), span < 1.5 || every.length < 2 ? [...new Set([sorted[0], Math.round(middle), sorted[sorted.length - 1]])] : every, bottom, String);
         svg.append(s("line", { x1: left, x2: right, y1: y(0), y2: y(0), stroke: "var(--faint)", "stroke-width": 1 }));
@@ -669,7 +716,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
         for (const p of pts.sort((a, b) => (a.i === state.client) - (b.i === state.client))) {
           const on = p.i === state.client;
           svg.append(s("circle", { cx: x(Math.log(p.n)), cy: y(p.gain), r: on ? 7 : 4.2, fill: p.gain > 1e-9 ? "var(--gain)" : p.gain < -1e-9 ? "var(--loss)" : "var(--same)", opacity: on ? 1 : state.client >= 0 ? 0.3 : 0.75, stroke: on ? "var(--ink)" : "var(--panel)", "stroke-width": on ? 2 : 0.8,
-            ...hover(p.i, `client ${D.clients[p.i].name}\n${p.n} training samples\n${signed(p.gain)}${points()}`) }));
+            ...hover(p.i, `client ${D.clients[p.i].name}\n${p.n} training samples\n${gained(p.g, p.h)}${points()}`) }));
         }
         return svg;
       }));
@@ -687,7 +734,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
     }
     const order = ranked(stage);
     section("unseen", "Unseen clients", `The ${ids.length} client${ids.length > 1 ? "s" : ""} kept out of training, stage ${state.stage}: what somebody gets who arrives after training.`,
-      el("div", { class: "panel" }, strips(state.stage, order, (i) => !D.clients[i].seen)));
+      el("div", { class: "panel" }, strips(state.stage, order, (i) => !D.clients[i].seen, (m, v) => fmt(known(lineOf(m, state.stage).unseen) ? lineOf(m, state.stage).unseen : v))));
   }
 
   // -- reproduce ------------------------------------------------------------------------------------------------------
@@ -715,14 +762,14 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
     const facts = [["samples", known(c.train) ? `${c.train} train, ${c.val} validation, ${c.test} test` : `${c.test} test`]];
     if (c.classes && D.classes) facts.push(["classes", `${c.classes.filter(Boolean).length} of ${D.classes}`]);
     const m = methodOf(state.method), p = pairs().find((one) => one.i === state.client);
-    if (p) facts.push([`gain`, `${signed(p.gain)}${points()} over ${baseName()}`]);
+    if (p) facts.push([`gain`, `${gained(p.to, p.from)}${points()} over ${baseName()}`]);
     for (const one of D.methods) if (one.few && one.few.end && one.few.models > 1 && known(one.few.end.choice[state.client]) && (one === m || one.name === state.few)) facts.push(["model", `${one.few.end.choice[state.client] + 1} of ${one.few.models}, ${one.label}`]);
     const tall = c.classes ? Math.max(1, ...c.classes) : 1;
     const order = ranked(c.seen ? state.stage : "unseen_" + state.stage);
     host.replaceChildren(
       el("header", {}, el("h3", {}, `Client ${c.name}`), el("span", { class: "quiet" }, c.seen ? "" : "unseen"), el("button", { type: "button", class: "ghost", "aria-label": "Close", onclick: () => { pickClient(-1); $("client").focus(); } }, "×")),
       el("dl", {}, facts.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)])),
-      ...(c.classes && D.classes && D.classes <= 40 ? [el("div", { class: "bars", "aria-hidden": "true" }, c.classes.map((n, k) => el("div", { style: `height:${(100 * n) / tall}%`, title: `class ${k}: ${n}` }))), el("div", { class: "bars-x", "aria-hidden": "true" }, c.classes.map((_, k) => el("span", {}, D.classes <= 20 ? k : "")))] : []),
+      ...(c.classes && D.classes && D.classes <= 40 ? [el("div", { class: "bars", "aria-hidden": "true" }, c.classes.map((n, k) => el("div", { style: `height:${(100 * n) / tall}%`, title: `${D.labels ? "" : "class "}${className(k)}: ${n}` }))), el("div", { class: "bars-x", "aria-hidden": "true" }, c.classes.map((_, k) => el("span", { title: className(k) }, D.classes <= 20 ? (D.labels ? short(className(k), Math.max(4, Math.floor(44 / D.classes))) : k) : "")))] : []),
       el("table", {}, el("thead", {}, el("tr", {}, ["method", ...stages()].map((t) => el("th", {}, t)))), el("tbody", {}, order.map((one) => el("tr", { class: one === m ? "on" : null }, el("td", { title: one.label }, one.label), stages().map((stage) => el("td", {}, fmt(value(one, stage, state.client)))))))));
   }
 
@@ -759,14 +806,10 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
 
   function settle() {
     if (!methodOf(state.method)) {
-      const [name, stage] = D.answer.mean || [D.methods[0].name, "served"];
-      const personal = D.methods.filter((m) => !["local", "fedavg"].includes(m.name));
-      const winner = ["local", "fedavg"].includes(name) && personal.length ? ranked("served").find((m) => personal.includes(m)) : methodOf(name);
-      state.method = (winner || D.methods[0]).name;
-      state.stage = winner && winner.name === name ? stage : "served";
+      [state.method, state.stage] = D.answer.mean || [D.methods[0].name, stages()[0]];  // what the headline names
+      if (bases().length === 1 && stages().includes("adapted")) state.stage = "adapted";  // itself, as served
     }
-    if (!bases().some(([b]) => b === state.base)) state.base = bases()[0][0];
-    if (bases().length === 1 && stages().includes("adapted")) state.stage = "adapted";
+    if (!bases().some(([b]) => b === state.base)) state.base = (bases().find(([b]) => b !== `${state.method}|${state.stage}`) || bases()[0])[0];
     if (state.client >= D.clients.length) state.client = -1;
   }
   function render() {

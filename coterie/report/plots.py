@@ -22,8 +22,18 @@ from coterie.result import Result, When
 
 Floats = NDArray[np.float64]
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers; without the yellow, which is faint on white.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+# Ten colours as far apart as was found, for all readers and for red- and green-blind ones, none of them faint on white;
+# the page has the same. The second five are dashed, so that lines differ in more than their colour.
+COLOURS = (
+    "#00439b", "#c83700", "#008564", "#e964a6", "#000b2c", "#169be9", "#900064", "#b19000", "#854ed3", "#593700",
+)
+LINES = ("-", "--", ":", "-.")
+
+
+def line_style(number: int) -> str:
+    return LINES[number // 5 % len(LINES)]
+
+
 STAGES = {"served": COLOURS[0], "adapted": COLOURS[1]}
 DASHES: dict[str, LineStyleType] = {"served": "-", "adapted": (0, (4, 2))}
 OTHERS = "#d9d9d9"
@@ -60,7 +70,7 @@ def newcomers(results: Sequence[Result], path: str | Path) -> Path:
     for number, (method, group) in enumerate(runs.items()):
         age, mean = ages(group, "served")
         axes.plot(age, mean, color=COLOURS[number % len(COLOURS)], marker="o", markersize=3, linewidth=1.3,
-                  linestyle=("-", "--", ":")[number // len(COLOURS) % 3], label=label_of(method, "served"), zorder=3)
+                  linestyle=line_style(number), label=label_of(method, "served"), zorder=3)
     dress(axes)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
     what = "accuracy in %" if _metric(results) == "accuracy" else "MSE"

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any, get_args
 
@@ -94,9 +95,14 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def label_of(method: str, stage: str) -> str:
     """FedAvg's model after local training is, by definition, FedAvg + fine-tune; of a file only its name is shown."""
-    if stage == "adapted" and _name(method) == "fedavg":
+    if stage == "adapted" and fine_tunes(method):
         return f"{method} + fine-tune"
     return re.sub(r"^.*/(?=[^/]+\.py:)", "", method)
+
+
+def fine_tunes(method: str) -> bool:
+    """Whether the method's adapted stage is FedAvg + fine-tune."""
+    return _name(method) == "fedavg"
 
 
 def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
@@ -163,7 +169,7 @@ def newcomers(results: Sequence[Result], stage: str = "served") -> Table | None:
         table.add_column(str(low) if low == high else f"{low}-{high}" if high else f"{low}+", justify="right")
     for method, by_span in found.items():
         shown = [by_span.get(span, NAN) for span in present]
-        cells = [_number(100 * v, 1) if higher else _number(v, 3) for v in shown]
+        cells = [number(100 * v, 1) if higher else number(v, 3) for v in shown]
         table.add_row(escape(label_of(method, stage)), *cells)
     return table
 
@@ -209,18 +215,6 @@ def to_csv(results: Sequence[Result], path: str | Path) -> Path:
         for line in lines:
             writer.writerow({name: _plain(value) for name, value in asdict(line).items()})
     return Path(path)
-
-
-def verdict(results: Sequence[Result]) -> str:
-    """Who is best for the mean and for the worst client, and whether that is more than the noise between seeds."""
-    lines = rows(results)
-    known = [line for line in lines if not math.isnan(line.mean)]
-    if not known:
-        return "No client has test data, so there is nothing to compare."
-    mean = _sentence("the mean over clients", known, lambda line: line.mean, lambda line: line.mean_spread)
-    worst = _sentence("the worst client", known, lambda line: line.worst, lambda line: line.worst_spread)
-    unknown = " With one seed, the noise between seeds is unknown." if min(line.seeds for line in known) < 2 else ""
-    return f"{mean} {worst}{unknown}"
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -293,12 +287,12 @@ def _cells(line: Line, extra: Sequence[str]) -> dict[str, str]:
     return {
         "method": f"{line.label} {marks}".strip(),
         MEAN: shown(line, line.mean) + spread,
-        "std": _short(line, line.client_std),
-        "worst": _short(line, line.worst),
-        "low10": _short(line, line.lowest),
-        "Jain": _number(line.jain, 3),
-        **({"unseen": _short(line, line.unseen)} if "unseen" in extra else {}),
-        **({"epsilon": _number(line.epsilon, 2)} if "epsilon" in extra else {}),
+        "std": shortly(line, line.client_std),
+        "worst": shortly(line, line.worst),
+        "low10": shortly(line, line.lowest),
+        "Jain": number(line.jain, 3),
+        **({"unseen": shortly(line, line.unseen)} if "unseen" in extra else {}),
+        **({"epsilon": number(line.epsilon, 2)} if "epsilon" in extra else {}),
         "bytes": human_bytes(line.bytes_each_round),
         "time": human_seconds(line.seconds),
         "round": _span(line.rounds),
@@ -327,18 +321,22 @@ def _best(group: Sequence[Line], of: Callable[[Line], float]) -> float:
 
 def shown(line: Line, value: float) -> str:
     """Accuracy in percent, errors as they are."""
-    return _number(100 * value, 2) if line.metric == "accuracy" else _number(value, 3)
+    return number(100 * value, 2) if line.metric == "accuracy" else number(value, 3)
 
 
-def _short(line: Line, value: float) -> str:
+def shortly(line: Line, value: float) -> str:
     """As `shown`, with the decimals that one client's few test samples deserve."""
-    return _number(100 * value, 1) if line.metric == "accuracy" else _number(value, 3)
+    return number(100 * value, 1) if line.metric == "accuracy" else number(value, 3)
 
 
-def _number(value: float, decimals: int) -> str:
+def number(value: float, decimals: int) -> str:
+    """With so many decimals, halves away from zero: the one way of rounding of tables, sentences and the page."""
     if math.isnan(value):
         return ABSENT
-    return f"{value:.{decimals}f}" if abs(value) < 1e5 else f"{value:.2e}"
+    if abs(value) >= 1e5:
+        return f"{value:.2e}"
+    # 88.25 is 88.3 everywhere, also where it is computed as 88.24999999999999; the page does the same.
+    return str(Decimal(f"{value:.9f}").quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP))
 
 
 def human_bytes(count: float) -> str:
@@ -390,30 +388,7 @@ def _plain(value: Any) -> Any:
     return "" if isinstance(value, float) and math.isnan(value) else value
 
 
-# -- the verdict -------------------------------------------------------------------------------------------------------
-
-
-def _sentence(what: str, lines: Sequence[Line], of: Callable[[Line], float], spread: Callable[[Line], float]) -> str:
-    sign = 1 if lines[0].higher_is_better else -1
-    winner = max(lines, key=lambda line: sign * of(line))
-    title = winner.label if winner.label != winner.method else f"{winner.label} ({winner.stage})"
-    unit = " %" if winner.higher_is_better else ""
-    baselines = {"fedavg + fine-tune": fine_tuned(lines), "local": alone(lines)}
-    missing = [name for name, line in baselines.items() if line is None]
-    said = [f"without {' and '.join(missing)} to compare with"] if missing else []
-    for name, line in baselines.items():
-        if line is not None and line is not winner:
-            ahead = sign * (of(winner) - of(line))
-            points = " points" if winner.higher_is_better else ""
-            said.append(f"{shown(winner, ahead)}{points} ahead of {name}{_noise(winner, line, ahead, spread)}")
-    return f"For {what}, {title} is best with {shown(winner, of(winner))}{unit}: {', '.join(said)}."
-
-
-def _noise(a: Line, b: Line, difference: float, spread: Callable[[Line], float]) -> str:
-    if min(a.seeds, b.seeds) < 2:
-        return ""
-    error = math.sqrt(spread(a) ** 2 / a.seeds + spread(b) ** 2 / b.seeds)
-    return " (more than seed noise)" if difference > 2 * error else " (within seed noise)"
+# -- the baselines -----------------------------------------------------------------------------------------------------
 
 
 def fine_tuned(lines: Sequence[Line]) -> Line | None:

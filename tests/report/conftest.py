@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import coterie
@@ -43,4 +44,32 @@ def churned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("churned") / "cmp"
     options = {"rounds": 8, "evaluate_every": 1, "device": "cpu"}
     coterie.compare(["fedper"], model("linear", (1, 8, 8), 10), data, seeds=(0, 1), folder=folder, **options)
+    return folder
+
+
+SITES = (
+    "Charité Berlin", "St Mary's London", "Karolinska", "Hôpital Saint-Louis", "Mayo Clinic Rochester", "AKH Wien",
+    "Massachusetts General", "Universitätsspital Zürich", "Rigshospitalet", "Toronto General", "Royal Melbourne",
+    "Oslo University Hospital",
+)
+DIAGNOSES = ("healthy", "pneumonia", "tuberculosis")
+
+
+@pytest.fixture(scope="session")
+def sites():
+    """Twelve named clients of 24 to 46 samples with three named classes, each the sign of one of three numbers."""
+    parts = []
+    for i in range(len(SITES)):
+        draw = torch.Generator().manual_seed(i)
+        x = torch.randn(24 + 2 * i, 3, generator=draw)
+        parts.append((x, (x + 0.3 * torch.randn(x.shape, generator=draw)).argmax(1)))
+    return Federation.from_clients(parts, names=list(SITES), classes=3, recipe={"classes": list(DIAGNOSES)})
+
+
+@pytest.fixture(scope="session")
+def named(sites, tmp_path_factory):
+    """The folder of a comparison on them."""
+    folder = tmp_path_factory.mktemp("named") / "cmp"
+    options = {"rounds": 4, "lr": 0.1, "device": "cpu", "evaluate_every": 2}
+    coterie.compare(["fedper"], model("mlp", (3,), 3, hidden=8), sites, seeds=(0, 1), folder=folder, **options)
     return folder

@@ -11,8 +11,9 @@ from chromium import SIZES, chromium, opened, screenshots
 
 from coterie.folder import inside
 from coterie.report.data import gather
+from coterie.report.figures import focus
 from coterie.report.page import page as html
-from coterie.report.table import rows
+from coterie.report.table import number, rows
 from coterie.report.watch import server
 
 
@@ -46,7 +47,7 @@ def test_sorting_filtering_theme_and_a_client(browser, report, compared):
         for best_first in (True, False):
             page.locator('[data-sort="worst"]').click()
             wanted = [
-                (stage, f"{100 * line.worst:.1f}")
+                (stage, number(100 * line.worst, 1))
                 for stage in ("served", "adapted")
                 for line in sorted((x for x in lines if x.stage == stage), key=lambda x: x.worst, reverse=best_first)
             ]
@@ -106,6 +107,62 @@ def test_sorting_filtering_theme_and_a_client(browser, report, compared):
 
         assert page.said == []
         assert page.asked == [report.as_uri()]
+
+
+@pytest.mark.parametrize(
+    ("method", "stage", "against"),
+    [("fedavg", "adapted", "fedavg|served"), ("fedavg", "served", "fedavg|adapted"),
+     ("local", "served", "fedavg|served"), ("ifca", "adapted", "fedavg|served")],
+)
+def test_the_page_opens_with_what_the_headline_names(browser, compared, tmp_path, method, stage, against):
+    """Also where a baseline leads; it is compared with the first of the comparisons that is not itself."""
+    data = gather([compared])
+    data["answer"]["mean"] = [method, stage]
+    (tmp_path / "report.html").write_text(html(data), encoding="utf-8")
+    with opened(browser, (tmp_path / "report.html").as_uri()) as page:
+        assert page.locator("#method").input_value() == method
+        assert page.locator('#stage [aria-pressed="true"]').inner_text() == stage
+        assert page.locator("#base").input_value() == against
+        assert page.locator("#methods tr.on").get_attribute("data-method") == method
+        assert "clients gain" in page.locator("#clients .lead").inner_text()
+        assert page.said == []
+    assert focus(data)[0]["name"] == method
+    assert focus(data)[1] == stage
+
+
+def test_models_that_learned_nothing_are_called_out_first(browser, compared, tmp_path):
+    data = gather([compared])
+    assert data["answer"]["warnings"] == []  # these have learned
+    data["answer"] |= {"headline": "No method does better than guessing.", "warnings": ["Scale the inputs."]}
+    (tmp_path / "report.html").write_text(html(data), encoding="utf-8")
+    with opened(browser, (tmp_path / "report.html").as_uri(), SIZES["report-phone"]) as page:
+        assert page.locator("#headline").inner_text() == "No method does better than guessing."
+        assert page.locator("#callouts li").first.inner_text() == "Scale the inputs."
+        assert page.said == []
+
+
+def test_table_chart_and_sentences_round_alike(browser, compared, tmp_path):
+    """An unseen mean of 88.25 %, which programs round in two ways, and a mean that two decimals show as 70.65 %."""
+    data = gather([compared])
+    ifca = next(m for m in data["methods"] if m["name"] == "ifca")
+    for line in ifca["lines"]:
+        line |= {"mean": 0.70649, "unseen": 0.8825}
+    for stage in ("served", "adapted"):
+        fedavg = next(m for m in data["methods"] if m["name"] == "fedavg")
+        next(x for x in fedavg["lines"] if x["stage"] == stage)["mean"] = 0.65004
+        for key, value in ((stage, 0.70649), (f"unseen_{stage}", 0.8825)):
+            ifca["values"][key] = [v if v is None else value for v in ifca["values"][key]]
+    data["answer"]["mean"] = ["ifca", "served"]
+    (tmp_path / "report.html").write_text(html(data), encoding="utf-8")
+    with opened(browser, (tmp_path / "report.html").as_uri()) as page:
+        row = page.locator('#methods tr[data-method="ifca"][data-stage="served"]').inner_text()
+        assert "70.65" in row
+        assert "88.3" in row
+        assert number(88.25, 1) == "88.3"  # as in the terminal
+        assert page.locator("#spread svg text", has_text="70.65").count() == 1
+        assert page.locator("#unseen svg text", has_text="88.3").count() == 1
+        assert "+5.65 points on average" in page.locator("#clients .lead").inner_text()  # 70.65 - 65.00
+        assert page.said == []
 
 
 def test_a_collapse_is_called_out_and_health_is_not(browser, report):

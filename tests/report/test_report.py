@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
 from coterie.folder import Folder
 from coterie.models import model
-from coterie.report.answer import answer
+from coterie.report.answer import answer, cases, paired_error, worst_error
 from coterie.report.data import gather
 from coterie.report.few import judged, worth
 from coterie.report.figures import figures
@@ -98,15 +99,19 @@ def result(name, seed, served, adapted=None):
     return Result(name, seed, (Evaluation(0, stages),), names=("a", "b"))
 
 
-def test_a_lead_over_both_baselines_beyond_seed_noise_pays():
-    """Leads of 20 and 30 points against seed deviations of 1 point at most, with two seeds."""
+def test_a_lead_over_all_others_beyond_noise_is_said():
+    """Leads of 20 and 30 points against seed deviations of 1 point at most, with two seeds, alike for both clients."""
     means = {"local": 0.5, "fedavg": 0.6, "ifca": 0.8}
     runs = [result(name, k, [v + 0.01 * k, v]) for name, v in means.items() for k in (0, 1)]
     said = answer(runs)
-    assert said["headline"] == "ifca (served) pays here: it beats FedAvg + fine-tune and Local beyond seed noise."
+    assert said["headline"] == "ifca (served) is best here, by more than noise."
     assert said["mean"] == ["ifca", "served"]
-    assert "20.00 points better than FedAvg + fine-tune, beyond seed noise" in said["sentences"][0]
-    assert "the worst client: ifca (served) with 80.00 %" in said["sentences"][1]
+    assert said["sentences"][0] == (
+        "For the mean over clients, ifca (served) is best with 80.25 %; the runner-up, fedavg (served), is 20.00 "
+        "points behind, more than noise. fedavg + fine-tune is 20.00 and local (served) 30.00 points behind, both more "
+        "than noise."
+    )
+    assert "For the worst client, ifca (served) is best with 80.00 %" in said["sentences"][1]
 
 
 def test_a_lead_within_seed_noise_is_called_that():
@@ -114,32 +119,82 @@ def test_a_lead_within_seed_noise_is_called_that():
     runs = [result("local", k, [0.3, 0.3]) for k in (0, 1)]
     runs += [result(n, k, [v + 0.1 * k] * 2) for n, v in (("fedavg", 0.6), ("ifca", 0.61)) for k in (0, 1)]
     said = answer(runs)
-    assert said["headline"] == "ifca (served) leads, but FedAvg + fine-tune does as well within seed noise."
-    assert "within seed noise" in said["sentences"][0]
+    assert said["headline"] == "ifca (served) leads, but fedavg + fine-tune does as well within noise."
+    assert "the runner-up, fedavg (served), is 1.00 points behind, within noise." in said["sentences"][0]
 
 
-def test_one_seed_claims_nothing_about_noise():
+def test_a_lead_within_noise_between_clients_is_called_that():
+    """Seeds agree to the digit, but ifca gains 9 points for one client and loses 7 for the other: 1 on average.
+
+    The paired differences 0.09 and -0.07 have the standard error 0.16 / 2 = 0.08, so 0.01 is far from beyond 0.16; a
+    gain of 1 point for both clients has the standard error 0.
+    """
+    base = {"local": [0.3, 0.3], "fedavg": [0.6, 0.7]}
+    runs = {k: [result(n, k, v) for n, v in base.items()] for k in (0, 1)}
+    uneven = [*runs[0], *runs[1], *(result("ifca", k, [0.69, 0.63]) for k in (0, 1))]
+    assert answer(uneven)["headline"] == "ifca (served) leads, but fedavg + fine-tune does as well within noise."
+    even = [*runs[0], *runs[1], *(result("ifca", k, [0.61, 0.71]) for k in (0, 1))]
+    assert answer(even)["headline"] == "ifca (served) is best here, by more than noise."
+
+
+def test_a_runner_up_that_does_as_well_is_in_the_headline():
+    """Both are far ahead of the baselines, and 1 point apart with clients 8 points to either side of that."""
+    values = {"local": [0.3, 0.3], "fedavg": [0.4, 0.4], "ifca": [0.9, 0.8], "apfl": [0.81, 0.87]}
+    said = answer([result(n, k, v) for n, v in values.items() for k in (0, 1)])
+    assert said["headline"] == (
+        "ifca (served) beats fedavg + fine-tune and local (served) by more than noise; apfl (served) does as well "
+        "within noise."
+    )
+
+
+def test_the_standard_error_of_paired_differences():
+    """Differences 0.1, 0.2, 0.3: variance 0.01 over three clients, so sqrt(0.01 / 3); a client one lacks is out."""
+    a, b = np.array([0.5, 0.7, 0.9, 0.4]), np.array([0.4, 0.5, 0.6, np.nan])
+    assert paired_error(a, b) == pytest.approx(np.sqrt(0.01 / 3))
+
+
+def test_the_worst_of_few_test_samples_is_noisy():
+    """10 and 9 of 10 samples right, one client: the deviation of a binomial share, sqrt(0.9 * 0.1 / 10) = 0.095.
+
+    400 draws know it to about 1 / sqrt(800) = 3.5 %. With 1000 times the samples it is sqrt(1000) times smaller.
+    """
+    def error(n):
+        runs = [result(name, k, [v]) for name, v in (("a", 1.0), ("b", 0.9)) for k in (0, 1)]
+        found = [replace(case, samples=np.array([n])) for case in cases(runs)]
+        return worst_error(found[0], found[1])
+
+    assert error(10) == pytest.approx(0.095, rel=0.15)
+    assert error(10_000) == pytest.approx(0.003, rel=0.15)
+
+
+def test_one_seed_claims_nothing_about_noise_between_seeds():
     said = answer([result(n, 0, [v, v]) for n, v in (("local", 0.5), ("fedavg", 0.6), ("ifca", 0.8))])
-    assert said["headline"] == "ifca (served) leads, with one seed: whether that is more than seed noise is unknown."
-    assert "noise" not in " ".join(said["sentences"])
+    assert said["headline"] == "ifca (served) leads; with one seed, noise between seeds is unknown."
+    assert "both more than noise between clients" in said["sentences"][0]
     assert "With one seed" in said["caveat"]
 
 
 @pytest.mark.parametrize(
     ("values", "headline"),
     [
-        ({"local": [0.9, 0.9], "fedavg": [0.5, 0.5], "ifca": [0.6, 0.6]}, "Training alone is best here"),
-        ({"local": [0.5, 0.5], "fedavg": [0.9, 0.9], "ifca": [0.6, 0.6]}, "One shared model is the best here"),
-        ({"ifca": [0.6, 0.6]}, "One method only"),
+        ({"local": [0.9, 0.9], "fedavg": [0.5, 0.5], "ifca": [0.6, 0.6]},
+         "Training alone is as good as anything here: no method does better than local (served)."),
+        ({"local": [0.5, 0.5], "fedavg": [0.9, 0.9], "ifca": [0.6, 0.6]},
+         "One shared model is as good as anything here: no method does better than fedavg (served)."),
+        ({"ifca": [0.6, 0.6]}, "One method only: whether it pays cannot be said without fedavg + fine-tune and local."),
+        ({"ifca": [0.6, 0.6], "local": [0.5, 0.5]},
+         "ifca (served) leads, but whether it pays cannot be said without fedavg + fine-tune."),
     ],
 )
 def test_a_baseline_that_wins_is_said_to_win(values, headline):
-    assert answer([result(n, 0, v) for n, v in values.items()])["headline"].startswith(headline)
+    assert answer([result(n, 0, v) for n, v in values.items()])["headline"] == headline
 
 
 def test_fine_tuning_that_wins_is_said_to_win():
     runs = [result("local", 0, [0.5, 0.5]), result("fedavg", 0, [0.6, 0.6], [0.9, 0.9]), result("ifca", 0, [0.7, 0.7])]
-    assert answer(runs)["headline"].startswith("FedAvg + fine-tune is the best here")
+    said = answer(runs)
+    assert said["headline"].endswith("no method does better than fedavg + fine-tune.")
+    assert "the runner-up, ifca (served), is 20.00 points behind" in said["sentences"][0]
 
 
 # -- a few models -----------------------------------------------------------------------------------------------------
@@ -290,6 +345,22 @@ def test_the_figures_lie_beside_the_page_as_png_and_svg(compared, tmp_path):
     assert (folder / "clients.svg").read_text().startswith("<?xml")
 
 
+def test_the_page_of_one_run_is_written_into_its_folder(named, tmp_path, monkeypatch):
+    """In place of an earlier one, and said so; of several into the folder one is in."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(named / "fedper" / "seed0", tmp_path / "one")
+    shutil.copytree(named / "local" / "seed0", tmp_path / "two")
+    (tmp_path / "one" / "report.html").write_text("an earlier one")
+    done = CliRunner().invoke(app, ["report", "one"], catch_exceptions=False)
+    assert done.output == "report: one/report.html (in place of the earlier one), figures: one/report-figures\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
+    assert (tmp_path / "one" / "report.html").stat().st_size > 50_000
+    assert (tmp_path / "one" / "report-figures" / "classes.png").is_file()
+    done = CliRunner().invoke(app, ["report", "one", "two"], catch_exceptions=False)
+    assert done.output == "report: report.html, figures: report-figures\n"
+    assert (tmp_path / "report.html").is_file()
+
+
 def test_a_single_run_and_several_folders_are_read(compared):
     one = gather([compared / "ifca" / "seed0"])
     assert [m["name"] for m in one["methods"]] == ["ifca"]
@@ -334,14 +405,24 @@ def test_regression_has_no_classes_and_lower_is_better(tmp_path):
     [
         (["report", "nowhere"], "nowhere does not exist"),
         (["report", "."], "is not a run folder"),
+        (["report", "patients.csv"], "patients.csv is not a run folder: it is a file."),
+        (["watch", "patients.csv"], "patients.csv is not a run folder: it is a file."),
         (["watch", "nowhere"], "nowhere does not exist"),
     ],
 )
 def test_bad_input_is_one_sentence(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "patients.csv").write_text("age,diagnosis\n")
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, CoterieError)
     assert said in str(done.exception)
+
+
+def test_the_folder_of_a_comparison_hints_at_the_runs_inside(compared):
+    """Five methods with two seeds; ten runs, the first by name."""
+    with pytest.raises(CoterieError) as said:
+        Folder(compared).result()
+    assert str(said.value) == f"{compared} holds 10 runs; name one of them, e.g. {compared / 'fedavg' / 'seed0'}."
 
 
 def test_runs_on_other_clients_are_refused(compared, tmp_path):

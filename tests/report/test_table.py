@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from rich.table import Table
 
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, Scores
-from coterie.report.table import Line, comparison, human_bytes, human_seconds, markdown, rows, to_csv, verdict
+from coterie.report.answer import served_worst, verdict
+from coterie.report.table import Line, comparison, human_bytes, human_seconds, markdown, number, rows, to_csv
 from coterie.result import Result
 
 
@@ -229,15 +231,29 @@ def test_verdict_tells_differences_from_noise() -> None:
     # far beyond twice that, 1 point is not
     runs = [*seeded("local", [0.70, 0.72]), *seeded("fedavg", [0.79, 0.81]), *seeded("ditto", [0.80, 0.82])]
     said = verdict(runs)
-    assert "For the mean over clients, ditto (served) is best with 81.00 %" in said
-    assert "1.00 points ahead of fedavg + fine-tune (within seed noise)" in said
-    assert "10.00 points ahead of local (more than seed noise)" in said
+    assert "For the mean over clients, ditto (served) is best with 81.00 %; the runner-up, fedavg (served), is" in said
+    assert "fedavg + fine-tune is 1.00 points behind (within noise), local (served) 10.00 points (more than n" in said
     assert "unknown" not in said
+
+
+def test_verdict_names_the_runner_up_of_another_method() -> None:
+    """Of the winner's own two stages one is not its runner-up; Local is named with its stage, also beside itself."""
+    runs = [*seeded("fedavg", [0.5, 0.5]), *seeded("ditto", [0.6, 0.6])]
+    runs += [result("local", [0.70], [0.75], seed) for seed in (0, 1)]
+    said = verdict(runs)
+    assert "local (adapted) is best with 75.00 %; the runner-up, ditto (served), is 15.00 points behind" in said
+    assert "fedavg + fine-tune is 25.00 and local (served) 5.00 points behind, both more than noise." in said
+
+
+def test_differences_are_those_of_the_numbers_shown() -> None:
+    """0.915749 and 0.866351 are shown as 91.57 and 86.64, 4.93 apart, although 4.9398 would round to 4.94."""
+    said = verdict([result("ditto", [0.915749], [0.1]), result("local", [0.866351], [0.1])])
+    assert "is best with 91.57 %; the runner-up, local (served), is 4.93 points behind" in said
 
 
 def test_verdict_with_one_seed_says_that_noise_is_unknown() -> None:
     said = verdict([result("local", [3.0], [3.5], metric="loss"), result("fedavg", [4.0], [2.0], metric="loss")])
-    assert "fedavg + fine-tune is best with 2.000: 1.000 ahead of local" in said
+    assert "fedavg + fine-tune is best with 2.000; the runner-up, local (served), is 1.000 behind, more than" in said
     assert "With one seed, the noise between seeds is unknown." in said
     assert "%" not in said
 
@@ -246,12 +262,13 @@ def test_verdict_finds_the_best_for_the_mean_and_for_the_worst_client_apart() ->
     said = verdict([result("strong", [0.5, 0.9], [0.5, 0.8]), result("fair", [0.6, 0.6], [0.6, 0.5])])
     assert "For the mean over clients, strong (served) is best with 70.00 %" in said
     assert "For the worst client, fair (served) is best with 60.00 %" in said
-    assert "without fedavg + fine-tune and local to compare with" in said
+    assert "fedavg + fine-tune and local were not run." in said
 
 
 def test_fedavgft_stands_in_for_a_missing_fedavg() -> None:
     said = verdict([result("fedavgft", [0.6], [0.6]), result("local", [0.7], [0.5])])
-    assert "local (served) is best with 70.00 %: 10.00 points ahead of fedavg + fine-tune" in said
+    assert "local (served) is best with 70.00 %; the runner-up, fedavgft (served), is 10.00 points behind" in said
+    assert "not run" not in said
 
 
 @pytest.mark.parametrize(
@@ -268,6 +285,15 @@ def test_what_cannot_be_compared(runs: list[Result], message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "decimals", "text"),
+    [(88.25, 1, "88.3"), (88.35, 1, "88.4"), (100 * 0.28725, 2, "28.73"), (88.2499, 1, "88.2"), (-0.25, 1, "-0.3")],
+)
+def test_halves_are_rounded_away_from_zero(value: float, decimals: int, text: str) -> None:
+    """88.25 is a double, where round-half-even gives 88.2; 88.35 and 100 * 0.28725 lie below their decimals."""
+    assert number(value, decimals) == text
+
+
+@pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (87_960, "88 kB"), (999_600, "1.0 MB"), (2.5e9, "2.5 GB"),
      (3e12, "3.0 TB")],
@@ -279,3 +305,34 @@ def test_human_bytes(count: float, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.04, "0.0 s"), (12.3, "12 s"), (600, "10 min"), (9000, "2.5 h")])
 def test_human_seconds(seconds: float, text: str) -> None:
     assert human_seconds(seconds) == text
+
+
+def test_the_clients_served_worst_by_the_best_method() -> None:
+    """ditto is best for the mean, 67.5 %; its values are means over seeds, and b, d and a have the lowest."""
+    names = ("a", "b [x]", "c", "d")
+    values = {"local": [0.9, 0.1, 0.2, 0.3], "fedavg": [0.5, 0.4, 0.3, 0.2], "ditto": [0.75, 0.5, 0.85, 0.6]}
+    runs = [
+        replace(result(name, [v - 0.1 * (2 * seed - 1) for v in own], [0.0] * 4, seed), names=names)
+        for name, own in values.items() for seed in (0, 1)
+    ]
+    table = served_worst(runs)
+    assert table is not None
+    assert str(table.title) == "served worst by ditto (served): test accuracy in %"
+    assert [column.header for column in table.columns] == [
+        "client", "test samples", "ditto (served)", "local (served)", "fedavg (served)",
+    ]
+    assert cells(table, "client") == ["b \\[x]", "d", "a"]  # a bracket of a name is no markup
+    assert cells(table, "test samples") == ["10", "10", "10"]
+    assert cells(table, "ditto (served)") == ["50.0", "60.0", "75.0"]
+    assert cells(table, "local (served)") == ["10.0", "30.0", "90.0"]
+    assert cells(table, "fedavg (served)") == ["40.0", "20.0", "50.0"]
+
+
+def test_the_largest_error_is_served_worst_and_a_baseline_is_not_shown_twice() -> None:
+    values = {"local": [1.0, 3.0], "fedavg": [5.0, 6.0]}
+    runs = [result(name, own, [7.0, 7.0], metric="loss") for name, own in values.items()]
+    table = served_worst(runs)
+    assert table is not None
+    assert cells(table, "client") == ["1", "0"]
+    assert [column.header for column in table.columns][2:] == ["local (served)", "fedavg (served)"]
+    assert cells(table, "fedavg (served)") == ["6.000", "5.000"]

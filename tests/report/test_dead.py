@@ -1,0 +1,110 @@
+"""Models that have learned nothing are called that, by numbers worked out from the labels' counts."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import coterie
+from coterie.evaluate import Evaluation, Scores
+from coterie.folder import Folder
+from coterie.models import model
+from coterie.report.answer import answer, verdict
+from coterie.report.dead import constant, frequent, label_counts
+from coterie.result import Result
+
+HELD = np.array([[6, 4, 0], [1, 7, 2], [5, 5, 10]])  # clients x classes, all splits
+TESTED = np.array([[2, 2, 0], [1, 2, 2], [3, 1, 1]])
+# Training and validation hold [4, 2, 0], [0, 5, 0], [2, 4, 9], so the most frequent classes are 0, 1 and 2, which are
+# right for 2 of 4, 2 of 5 and 1 of 5 test samples.
+FREQUENT = [0.5, 0.4, 0.2]
+
+
+def result(name, values, folder, seed=0):
+    zero, values = np.zeros(3), np.array(values, dtype=float)
+    scores = Scores(np.arange(3), TESTED.sum(1), zero.astype(int), {"loss": zero, "accuracy": values},
+                    {"loss": zero, "accuracy": values})
+    history = (Evaluation(0, {"served": scores, "adapted": scores}),)
+    return Result(name, seed, history, names=("a", "b", "c"), folder=folder)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    record = {"trained": 3, "classes": 3, "histogram": HELD.tolist(), "tested": TESTED.tolist()}
+    (tmp_path / "data.json").write_text(json.dumps(record))
+    return tmp_path
+
+
+def said_of(values, folder):
+    runs = [result(name, v, folder, seed) for name, v in values.items() for seed in (0, 1)]
+    assert all(part in verdict(runs) for part in answer(runs)["warnings"])  # page and terminal say the same
+    return answer(runs)
+
+
+def test_the_most_frequent_class_is_that_of_training_scored_on_test_data():
+    assert frequent(HELD, TESTED) == pytest.approx(FREQUENT)
+    assert frequent(HELD, None) == pytest.approx([0.6, 0.7, 0.5])  # the largest share of all samples
+
+
+def test_no_method_better_than_the_most_frequent_class(folder):
+    """Mean 36.7 % for the answer without a model; the best method has 35 %."""
+    said = said_of({"local": [0.5, 0.35, 0.2], "fedavg": [0.3, 0.3, 0.3]}, folder)
+    assert said["headline"] == (
+        "No method does better than always answering the client's most frequent class (36.7 %)."
+    )
+    assert said["warnings"] == ["These models are of no use yet. Scale the inputs or change the learning rate."]
+    assert said["mean"] == ["local", "served"]  # the page still shows the best
+
+
+def test_a_method_that_learned_and_one_that_always_says_class_1(folder):
+    """FedAvg's 2 of 4, 2 of 5 and 1 of 5 are class 1 for everybody; Local is far beyond."""
+    said = said_of({"local": [1.0, 0.8, 1.0], "fedavg": [0.5, 0.4, 0.2]}, folder)
+    assert "local" in said["headline"]
+    assert said["warnings"] == [
+        "fedavg (served) and fedavg + fine-tune score exactly what a constant answer scores: they have learned "
+        "nothing. Scale the inputs or change the learning rate."
+    ]
+
+
+def test_a_best_method_within_noise_of_the_most_frequent_class(folder):
+    """Differences of 25, -20 and 40 points: 15 on average, with the standard error sqrt(0.0975 / 3) = 0.18."""
+    said = said_of({"local": [0.75, 0.2, 0.6], "fedavg": [0.3, 0.3, 0.3]}, folder)
+    assert said["warnings"] == [
+        "The best, local (served), is within noise between clients of always answering the client's most frequent "
+        "class (36.7 %)."
+    ]
+
+
+def test_nothing_is_said_of_models_that_learned_or_without_counts(folder, tmp_path):
+    good, bad = {"local": [1.0, 0.8, 1.0], "fedavg": [0.75, 0.8, 0.8]}, {"local": [0.1, 0.1, 0.1]}
+    assert said_of(good, folder)["warnings"] == []
+    (folder / "data.json").unlink()  # a run of an earlier version
+    assert said_of(bad, folder)["warnings"] == []
+    assert "frequent" not in verdict([result("local", [0.1] * 3, folder)])
+
+
+def test_clients_of_one_class_are_no_reason_to_blame_the_models(folder):
+    held = np.array([[8, 0, 0], [0, 8, 0], [0, 0, 8]])
+    tested = held // 4
+    record = {"trained": 3, "classes": 3, "histogram": held.tolist(), "tested": tested.tolist()}
+    (folder / "data.json").write_text(json.dumps(record))
+    assert not constant(np.ones((1, 3)), held, tested)
+    said = said_of({"local": [1.0, 1.0, 1.0], "fedavg": [0.5, 0.5, 0.5]}, folder)
+    assert said["warnings"] == [
+        "Every client's test data are of one class, its most frequent one: they cannot tell methods apart."
+    ]
+
+
+def test_a_real_run_with_a_learning_rate_far_too_high(sites, tmp_path):
+    """Whatever steps of 10^6 leave, it has learned nothing; the counts come from the folder or from the simulation."""
+    options = {"rounds": 1, "lr": 1e6, "device": "cpu"}
+    factory = model("mlp", (3,), 3, hidden=8)
+    run = coterie.run("fedavg", factory, sites, folder=tmp_path / "run", **options)
+    kept = Folder(tmp_path / "run").result()
+    direct = replace(run, folder=None)
+    for one in (kept, direct):
+        held, tested = label_counts([one])
+        assert tested.tolist() == sites.histogram("test").tolist()
+        assert (held - tested).tolist() == (sites.histogram("train") + sites.histogram("val")).tolist()
+        assert "constant answer" in verdict([one]) or verdict([one]).startswith("No stage does better than always")
