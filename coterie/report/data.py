@@ -77,9 +77,9 @@ def runs_of(paths: Sequence[Path]) -> list[Folder]:
     for path in paths:
         here = inside(path)
         if not here:
-            inner = "is not a run folder: it holds no config.json, nor does METHOD/seedK in it"
-            other = "is a file; give a run folder" if path.exists() else "does not exist; give a run folder"
-            raise CoterieError(f"{path} {inner if path.is_dir() else other}.")
+            why = "it holds no config.json, nor does METHOD/seedK in it" if path.is_dir() else "it is a file"
+            kind = f"is not a run folder: {why}" if path.exists() else "does not exist; give a run folder"
+            raise CoterieError(f"{path} {kind}.")
         found |= {folder.path.resolve(): folder for folder in here}
     return list(found.values())
 
