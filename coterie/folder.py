@@ -203,9 +203,9 @@ class Folder:
     def _read(self, name: str) -> dict[str, Any]:
         path = self.path / name
         if not path.is_file():
-            runs = inside(self.path) if name == "config.json" else []
-            if runs:
-                raise CoterieError(f"{self.path} holds {len(runs)} runs; name one of them, e.g. {runs[0].path}.")
+            inner = sorted(p.parent for p in self.path.glob("*/seed*/config.json"))
+            if inner:
+                raise CoterieError(f"{self.path} holds {len(inner)} runs; name one of them, e.g. {inner[0]}.")
             raise CoterieError(f"{self.path} is not a run folder: it has no {name}.")
         try:
             found = json.loads(path.read_text())

@@ -352,7 +352,7 @@ BAD = {
     "a file without its class": (["run", "mine.py"], "Write mine.py:NAME"),
     "missing method file": (["run", "no.py:Mine"], "no.py"),
     "not a run": (["show", "nowhere"], "not a run folder: it does not exist"),
-    "a report of a file": (["report", __file__], "is a file; give a run folder"),
+    "a report of a file": (["report", __file__], "is not a run folder: it is a file"),
     "resume nothing": (["resume", "nowhere"], "not a run folder"),
     "two methods": (["run"], "run trains one method"),
     "no device": (["run", "fedavg", "--set", "device=tpu9000"], "device"),
