@@ -63,8 +63,6 @@ def method(spec: str, **values: Any) -> Method:
         if name.endswith(".py"):
             raise CoterieError(f"which class of {name} is the method? Write {name}:NAME.")
         if name.lower() not in methods():
-            if name.endswith(".py"):
-                raise CoterieError(f"name the class in {name} too, as in {name}:Mine.")
             raise unknown("method", name, methods())
         cls = methods()[name.lower()]
     chosen = _value(cls, rest, cls.name, cls.presets, values)

@@ -175,7 +175,7 @@ def test_ten_lines_of_python_end_in_a_model_for_a_client():
         assert accuracy == pytest.approx(scores.test["accuracy"][list(scores.clients).index(client)])
     named = result.model_for(federation.names[2])
     assert torch.equal(named(x), result.model_for(2)(x))
-    with pytest.raises(CoterieError, match="no client '9'"):
+    with pytest.raises(CoterieError, match="unknown client '9'"):
         result.model_for(9)
 
 

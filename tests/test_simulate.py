@@ -350,5 +350,5 @@ def test_a_method_file_without_dataclass_or_class_name(tmp_path):
     path.write_text("from coterie.methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    share: float = 0.5\n")
     with pytest.raises(CoterieError, match=r"Mine in .* has options but is no dataclass; write @dataclass"):
         registry.method(f"{path}:Mine")
-    with pytest.raises(CoterieError, match=r"name the class in .*mine.py too, as in .*mine.py:Mine"):
+    with pytest.raises(CoterieError, match=r"which class of .*mine.py is the method\? Write .*mine.py:NAME"):
         registry.method(str(path))
