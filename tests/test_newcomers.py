@@ -356,7 +356,7 @@ def test_a_folder_that_is_no_run_gets_a_sentence(go, place):
 
 def test_a_run_made_in_python_wants_its_model_named(run):
     folder, x, y = run
-    with pytest.raises(CoterieError, match="name it, e.g. --model"):
+    with pytest.raises(CoterieError, match=r"name it, e\.g\. --model"):
         personalize(Saved.open(folder), (x[:20], y[:20]))
 
 

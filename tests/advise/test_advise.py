@@ -67,6 +67,7 @@ def test_the_same_rounds_give_the_same_advice(small):
     assert records[0] == records[1]
 
 
+@pytest.mark.long
 def test_the_pilot_sizes_itself(small):
     """It measures, and stays within the rounds it may take; what it may not is said before it is trained."""
     pilot = pilot_on(small, budget=60)
@@ -203,6 +204,7 @@ def coterie(*words, cwd):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 def test_the_command_prints_and_writes_the_advice(tmp_path):
     population = populations.businesses(count=10, n=40)
     x, y = (np.concatenate(parts) for parts in zip(*population.clients, strict=True))

@@ -159,7 +159,8 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("model", ["dropout", pytest.param("bn", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["dropout", "bn"])
 @pytest.mark.parametrize("method", METHODS)
 def test_results_do_not_depend_on_the_grouping(tiny, method, model):
     """Five rounds stacked equal the loop engine and waves of 1, 2 and 3; relabelled clients deploy the same rows
@@ -212,7 +213,7 @@ def test_a_round_without_answers_changes_nothing(tiny, method):
     tiny.same(tiny.state(sim), before)
 
 
-@pytest.mark.parametrize("model", ["mlp", "bn"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("bn", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", METHODS)
 def test_evaluation_changes_nothing(tiny, method, model):
     """Bit for bit: state, the next round and a second evaluation are the same with and without an evaluation."""
@@ -247,7 +248,7 @@ def test_unseen_clients_never_influence_training(tiny, method):
     tiny.close(tiny.state(sim), tiny.after(3, method, data=without), 1e-13)
 
 
-@pytest.mark.parametrize("model", ["dropout", "bn"])
+@pytest.mark.parametrize("model", ["dropout", pytest.param("bn", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", METHODS)
 def test_going_on_from_a_snapshot_is_bit_identical(tiny, method, model):
     """Two rounds, a snapshot, two more: a fresh simulation that restores the snapshot ends with the same bits.
