@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import coterie
-from coterie import registry
+from coterie import newcomers, registry
 from coterie.models import model
 from coterie.newcomers import Desk, personalize
 from coterie.saved import Saved
@@ -18,6 +18,12 @@ RULES_WITHOUT_DATA = (  # what these give a newcomer depends on the server alone
     "apfl", "ditto", "fedamp", "fedavg", "fedcp", "feddyn", "fedmtl", "fednh", "fedprox", "fedrod", "feduv", "local",
     "moon", "scaffold",
 )
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    """Newcomers are computed where there is a GPU on it; the simulation they are compared with is not."""
+    monkeypatch.setattr(newcomers, "anywhere", lambda training: training)
 
 
 @pytest.fixture(scope="module")
