@@ -47,6 +47,9 @@ def fuzz(cases):
     return settings(max_examples=cases, derandomize=True, deadline=None, database=None, suppress_health_check=QUIET)
 
 
+SCALED = [{"scale": True}, {"fill": "mean"}, {"scale": True, "fill": "mean"}]
+
+
 def outcome(path, **options):
     """A Source that keeps its promises, or a sentence."""
     try:
@@ -209,13 +212,37 @@ def test_csv(place):
 
     @fuzz(400)
     @given(st.lists(NAMES, max_size=5), st.lists(st.lists(CELLS, max_size=5), max_size=5), SKIP,
-           st.sampled_from([{}, {"text": "a"}, {"fill": 0.5}, {"regression": True}, {"x": "a,b"}, {"shape": "1,2"}]))
+           st.sampled_from([{}, {"text": "a"}, {"fill": 0.5}, {"regression": True}, {"x": "a,b"}, {"shape": "1,2"},
+                            *SCALED]))
     def invented(names, rows, skip, more):
         with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([names, *(row[: len(names)] + ["0"] * (len(names) - len(row)) for row in rows)])
         outcome(path, skip=skip, **more)
 
     damaged()
+    invented()
+
+
+def test_schema(place):
+    """A schema of anything, from nearly right to nonsense, for a sound table."""
+    (place / "schema").mkdir()
+    path, schema = write_csv(place / "schema"), place / "schema" / "s.json"
+    words = st.sampled_from(["age", "ward", "site", "ill", ""])
+    plain = st.none() | st.booleans() | st.integers(-2, 2) | st.floats() | words
+    anything = st.recursive(plain, lambda inner: st.lists(inner, max_size=3), max_leaves=4)
+    columns = st.dictionaries(st.sampled_from(["age", "ward", "dose", "site", "b"]), anything, max_size=3)
+    held = st.fixed_dictionaries({}, optional={
+        "columns": st.just({"age": None, "ward": ["east", "west"]}) | columns | anything, "classes": anything,
+        "scale": st.just({"age": [40.0, 9.0]}) | columns | anything, "fill": st.just({"age": 1}) | columns | anything,
+        "label": st.just("outcome") | anything, "client": st.just("site") | anything,
+    })
+
+    @fuzz(300)
+    @given(held, SKIP)
+    def invented(one, skip):
+        schema.write_text(json.dumps(one))
+        outcome(path, skip=skip, schema=str(schema))
+
     invented()
 
 
@@ -234,13 +261,13 @@ def test_parquet(place):
         outcome(path, skip=skip, label="outcome", client="site")
 
     @fuzz(250)
-    @given(columns, SKIP)
-    def invented(held, skip):
+    @given(columns, SKIP, st.sampled_from([{}, *SCALED]))
+    def invented(held, skip, more):
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
         parquet.write_table(pa.table(held), path)
-        outcome(path, skip=skip)
+        outcome(path, skip=skip, **more)
 
     damaged()
     invented()
