@@ -32,7 +32,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
                 entries += [{family.capitalize(): [{cls.name: f"methods/{cls.name}.md"} for cls in group]}
                             for family, group in catalogue.families().items()]
                 plugs = [{cls.name: f"aggregators/{cls.name}.md"} for cls in catalogue.plugs()]
-                entries.append({"Aggregators": [{"All": "aggregators.md"}, *plugs]})
+                entries.append({"Aggregators": [{"All aggregators": "aggregators.md"}, *plugs]})
     return config
 
 
