@@ -237,7 +237,7 @@ def test_schema(place):
         "label": st.just("outcome") | anything, "client": st.just("site") | anything,
     })
 
-    @fuzz(300)
+    @fuzz(500)
     @given(held, SKIP)
     def invented(one, skip):
         schema.write_text(json.dumps(one))

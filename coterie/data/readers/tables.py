@@ -446,8 +446,9 @@ class _Plan:
         if self.text is not None:
             return np.array([cutter(text) for text in kept[self.text]], dtype=np.int64)
         if self.arrays:
-            values = kept[self.columns[0]]
-            return (values if self.fill is None else _filled(values, self.fill[self.columns[0]])).astype(np.float32)
+            column = self.columns[0]
+            values = kept[column] if self.fill is None else _filled(kept[column], self.fill.get(column, 0.0))
+            return values.astype(np.float32)
         parts: list[Array] = []
         for column in self.columns:
             values, known = kept[column], self.categories[column]
@@ -503,6 +504,8 @@ def _schema(path: str | None) -> Encoding | None:
         for words in (held["classes"], *held["columns"].values()):
             if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
                 raise ValueError("categories are lists of texts")
+        if not all(isinstance(held.get(name), dict | None) for name in ("scale", "fill")):
+            raise ValueError("scale and fill name columns")
         for column, pair in (held.get("scale") or {}).items():
             if not (isinstance(pair, list) and len(pair) == 2 and all(_finite(v) for v in pair) and pair[1] > 0):
                 raise ValueError(f"the scale of '{column[:40]}' is a mean and a deviation above 0")
