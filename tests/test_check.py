@@ -66,6 +66,7 @@ class Falling(FedAvg):
 @pytest.mark.parametrize(("broken", "demand", "wrong"), [
     (Noisy, "the same seed gives the same result", "clients' models differ by up to"),
     (Peeking, "the result does not depend on how clients are grouped", "with wave=1 clients' models differ"),
+    (Peeking, "what a client sends depends on its own data alone", "client 1's upload 'update' differs"),
     (Counting, "evaluation changes nothing", "clients' models differ by up to"),
     (Placed, "the result does not depend on the order of clients", "clients' models differ by up to"),
     (Falling, "it trains", "ZeroDivisionError: division by zero ("),
