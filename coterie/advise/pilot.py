@@ -14,6 +14,7 @@ from coterie.advise.decision import Advice, Array, Candidate, Findings, Newcomer
 from coterie.advise.shift import Clusters, clusters, shift
 from coterie.config import Training, build
 from coterie.data import Federation
+from coterie.data.federation import guess
 from coterie.errors import CoterieError
 from coterie.evaluate import Scores, summarise
 from coterie.method import Method
@@ -97,20 +98,18 @@ def advise(
     sizes = federation.sizes("train")[federation.seen]
     found = Findings(
         candidates(results, data), measured, groups, data.population, len(data.unseen),
-        (int(sizes.min()), int(np.median(sizes))), results[0].at("served").metric, newcomers, objective, guess(data),
+        (int(sizes.min()), int(np.median(sizes))), results[0].at("served").metric, newcomers, objective, constant(data),
         int(np.median(federation.sizes("val")[federation.seen])),
     )
     return Pilot(found, decide(found), plan, time.perf_counter() - start)
 
 
-def guess(federation: Federation) -> Array | None:
+def constant(federation: Federation) -> Array | None:
     """The validation accuracy `[clients]` of always answering a client's most frequent training class, for the clients
-    that train; NaN without validation data. None for targets."""
+    that train. None for targets."""
     if not federation.classes:
         return None
-    train, val = (federation.histogram(split)[federation.seen] for split in ("train", "val"))
-    right = np.take_along_axis(val, train.argmax(1)[:, None], 1)[:, 0]
-    return np.where(val.sum(1) > 0, right / np.maximum(val.sum(1), 1), np.nan)
+    return guess(*(federation.histogram(split)[federation.seen] for split in ("train", "val")))
 
 
 def candidates(results: Sequence[Result], federation: Federation) -> tuple[Candidate, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.data.federation import SPLITS
+from coterie.data.federation import SPLITS, guess
 from coterie.errors import CoterieError
 from coterie.folder import Folder
 from coterie.report.table import number
@@ -56,13 +56,7 @@ def frequent(held: Ints, tested: Ints | None) -> Floats:
     The class is taken from training and validation data and scored on test data; without the test counts, it is the
     share of the class among all the client's samples.
     """
-    if tested is None:
-        total = held.sum(1)
-        return np.where(total > 0, held.max(1) / np.maximum(total, 1), np.nan)
-    common = (held - tested).argmax(1)
-    total = tested.sum(1)
-    right = tested[np.arange(len(tested)), common]
-    return np.where(total > 0, right / np.maximum(total, 1), np.nan)
+    return guess(held, held) if tested is None else guess(held - tested, tested)
 
 
 def constant(values: Floats, held: Ints, tested: Ints) -> bool:
