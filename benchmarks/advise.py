@@ -18,7 +18,7 @@ from pathlib import Path
 
 from coterie.advise import command, report
 from coterie.advise.pilot import FAMILIES
-from coterie.experiment import Experiment, with_settings
+from coterie.running.experiment import Experiment, with_settings
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 CASES = {

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from coterie.config import Training
 from coterie.data import load
 from coterie.flower.job import Job, fresh_id
 from coterie.flower.plan import Plan
 from coterie.flower.processes import CLIENT_APP, SERVER_APP, Address, SuperLink, supervise
 from coterie.flower.rounds import Policy
-from coterie.folder import Folder
+from coterie.running.config import Training
+from coterie.running.folder import Folder
 
 SITES = ("east", "north", "south", "west")
 BY_HAND = '''

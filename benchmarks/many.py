@@ -24,10 +24,10 @@ import numpy as np
 import torch
 
 from coterie import registry
-from coterie.config import Training
 from coterie.data import Federation
 from coterie.models import MLP
-from coterie.simulate import Simulation
+from coterie.running.config import Training
+from coterie.running.simulation import Simulation
 
 FEATURES, CLASSES = 784, 10
 

@@ -21,14 +21,15 @@ import numpy as np
 import torch
 
 import coterie
-from coterie import intervals, models
+from coterie import models
 from coterie.data import load, natural
 from coterie.data.federation import deal
 from coterie.data.partition import generator
-from coterie.experiment import parse_options
-from coterie.export import module_of
-from coterie.newcomers import personalize
-from coterie.saved import Saved
+from coterie.evaluation import intervals
+from coterie.options import parse_options
+from coterie.running.saved import Saved
+from coterie.serving.export import module_of
+from coterie.serving.newcomers import personalize
 
 WAYS = {
     "beta-binomial with drift (stated)": lambda line: line["stated"],

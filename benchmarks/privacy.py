@@ -15,9 +15,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import coterie
-from coterie import privacy
-from coterie.experiment import Experiment
+from coterie.privacy import account
 from coterie.report.table import markdown_table
+from coterie.running.experiment import Experiment
 
 ENTRIES = {  # a method, what people call it, and its clip: a client's K weighted updates are shorter than one full one
     "fedavg": ("FedAvg", 1.0),
@@ -57,7 +57,7 @@ def main() -> None:
     rows = []
     measured: dict[str, list[tuple[float, float]]] = {spec: [] for spec in ENTRIES}
     for epsilon in [*given.epsilons, None]:
-        sigma = None if epsilon is None else privacy.noise(epsilon, given.participation, given.rounds, given.delta)
+        sigma = None if epsilon is None else account.noise(epsilon, given.participation, given.rounds, given.delta)
         cells = ["without privacy", "-"] if epsilon is None else [f"{epsilon:g}", f"{sigma:g}"]
         for spec, (_, clip) in ENTRIES.items():
             options = f"sigma={sigma},clip={clip},delta={given.delta},epsilon={epsilon}"

@@ -15,9 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from coterie import registry
-from coterie.config import Training
-from coterie.experiment import Experiment
-from coterie.simulate import Simulation
+from coterie.running.config import Training
+from coterie.running.experiment import Experiment
+from coterie.running.simulation import Simulation
 
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 TO_HOST = "Memcpy DtoH"

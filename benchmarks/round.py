@@ -1,4 +1,4 @@
-"""Seconds per round: the published way against coterie (see `coterie/bench.py`), for any data and model.
+"""Seconds per round: the published way against coterie (see `coterie/presets/bench.py`), for any data and model.
 
     python benchmarks/round.py                                            # digits, an MLP
     python benchmarks/round.py --data cifar10.npz --model cnn --batch 50
@@ -19,10 +19,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coterie.bench import METHODS, Case, ceilings, measure
-from coterie.config import Training, build
 from coterie.data import Federation, partition
-from coterie.experiment import Experiment
+from coterie.options import build
+from coterie.presets.bench import METHODS, Case, ceilings, measure
+from coterie.running.config import Training
+from coterie.running.experiment import Experiment
 
 
 def federation(options: argparse.Namespace) -> tuple[Federation, Experiment]:

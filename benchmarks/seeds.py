@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from coterie import registry
-from coterie.config import Training
-from coterie.experiment import Experiment
-from coterie.joint import Settle, Stack, Work, alone, most_clients, step_flop
-from coterie.simulate import Simulation
+from coterie.running.config import Training
+from coterie.running.experiment import Experiment
+from coterie.running.joint import Settle, Stack, Work, alone, most_clients, step_flop
+from coterie.running.simulation import Simulation
 
 
 def working(simulation: Simulation, rounds: int, evaluate_every: int) -> Work[None]:

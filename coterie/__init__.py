@@ -9,16 +9,16 @@
 
 __version__ = "0.1.0"
 
-from coterie.cohort import Cohort, Init
-from coterie.config import Training
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.layout import Layout
+from coterie.contract.method import Method, Uploads, pick
+from coterie.contract.net import Batch, Given, Net
+from coterie.contract.records import Each, Model, Models, Nothing, Record, Upload
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.layout import Layout
-from coterie.method import Method, Uploads, pick
-from coterie.net import Batch, Given, Net
-from coterie.records import Each, Model, Models, Nothing, Record, Upload
-from coterie.result import Result
-from coterie.runs import compare, run
+from coterie.running.config import Training
+from coterie.running.result import Result
+from coterie.running.runs import compare, run
 
 __all__ = [
     "Batch", "Cohort", "CoterieError", "Each", "Federation", "Given", "Init", "Layout", "Method", "Model", "Models",

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from coterie import streams
-from coterie.config import build
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
+from coterie.options import build
 
 NEVER = 2**31 - 1
 """The round in which clients leave that stay to the end."""

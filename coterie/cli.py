@@ -21,19 +21,20 @@ from rich.live import Live as Refreshed
 from typer.core import TyperArgument, TyperCommand
 
 import coterie
-from coterie import presets, registry, runs, saved
-from coterie.config import Training
+from coterie import presets, registry
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.experiment import DEFAULT_PARTITION, Experiment, check_clients, with_settings
-from coterie.folder import Folder, environment, inside
 from coterie.report import catalogue, logs
 from coterie.report.answer import served_worst, verdict
 from coterie.report.progress import Live
 from coterie.report.table import beside_paper, by_method, comparison, to_csv
 from coterie.report.table import markdown as as_markdown
 from coterie.report.table import newcomers as newcomers_table
-from coterie.result import Result
+from coterie.running import runs, saved
+from coterie.running.config import Training
+from coterie.running.experiment import DEFAULT_PARTITION, Experiment, check_clients, with_settings
+from coterie.running.folder import Folder, environment, inside
+from coterie.running.result import Result
 
 DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
 LISTED = 20
@@ -329,7 +330,7 @@ def data_command(
     listed = federation.listing() if each or federation.clients <= LISTED else "--each lists the clients one by one."
     console.print(federation.summary(), listed, sep="\n\n", markup=False, highlight=False, soft_wrap=True)
     if picture is not None:
-        from coterie.report.bubbles import bubbles  # with matplotlib, which takes a second
+        from coterie.report.bubbles import bubbles
 
         console.print(f"picture: {bubbles(federation, picture)}")
 
@@ -353,7 +354,7 @@ def check_command(
     method: Annotated[str, typer.Argument(help="mine.py:Mine, or the name of a method.")],
 ) -> None:
     """Try whether a method of yours keeps the contract."""
-    from coterie import check
+    from coterie.running import check
 
     with console.status("checking"):
         findings = check.check(method)
@@ -406,7 +407,7 @@ def personalize_command(
 
     Also says how good it will be.
     """
-    from coterie import newcomers
+    from coterie.serving import newcomers
 
     opened = _opened(run, model)
     print(newcomers.hand_out(opened, data, out, client, adapt, future, seed, report))
@@ -430,7 +431,7 @@ def export_command(
 
     The file is read back and must give the same outputs.
     """
-    from coterie import export
+    from coterie.serving import export
 
     form = export.format_of(out, form)
     if run.is_dir():
@@ -567,7 +568,7 @@ def bench_command(
 
     That is a loop over clients, a DataLoader, eager SGD.
     """
-    from coterie import bench
+    from coterie.presets import bench
 
     experiment = _experiment(None, data, partition, clients, None, model, None, None, settings or [],
                              tuple(named or ()), ("fedavg", "fedfew:official"))
@@ -586,7 +587,7 @@ def textbook_command(
 
     The textbook's table and two exercises, computed by the library itself.
     """
-    from coterie import textbook
+    from coterie.presets import textbook
 
     console.print(textbook.show())
     for path in textbook.draw(out):

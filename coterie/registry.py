@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 import coterie.aggregators
 import coterie.methods
 from coterie import files
-from coterie.aggregators.aggregator import Aggregator
-from coterie.aggregators.mean import Mean
-from coterie.config import build, convert, options, spelled
+from coterie.contract.aggregator import Aggregator, Mean
+from coterie.contract.method import Method
 from coterie.errors import CoterieError, unknown
-from coterie.method import Method
+from coterie.options import build, convert, options, spelled
 
 V = TypeVar("V")
 
@@ -44,8 +43,9 @@ def methods() -> dict[str, type[Method]]:
 
 
 def aggregators() -> dict[str, type[Aggregator]]:
-    """Every aggregator by name."""
-    return _found(coterie.aggregators, Aggregator)
+    """Every aggregator by name; the mean, which methods use by default, is part of the contract."""
+    found: dict[str, type[Aggregator]] = {Mean.name: Mean, **_found(coterie.aggregators, Aggregator)}
+    return dict(sorted(found.items()))
 
 
 def method(spec: str, **values: Any) -> Method:

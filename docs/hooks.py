@@ -14,8 +14,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import coterie
+from coterie.contract.method import Method
 from coterie.data import digits, partition
-from coterie.method import Method
 from coterie.models import model
 from coterie.report import catalogue
 from coterie.report.table import markdown_table

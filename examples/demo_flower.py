@@ -25,13 +25,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from coterie import checkpoint
 from coterie.data import Federation, load, partition
 from coterie.flower.job import Job
 from coterie.flower.plan import Plan
 from coterie.flower.site import join
-from coterie.folder import Folder
-from coterie.simulate import Simulation
+from coterie.running import checkpoint
+from coterie.running.folder import Folder
+from coterie.running.simulation import Simulation
 
 SITES = ("east", "north", "south", "west")
 CONFIG = """method = "fedfew:models=3,normalise=true"

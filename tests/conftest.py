@@ -12,10 +12,10 @@ from hypothesis import settings
 from torch import nn
 
 from coterie import registry, streams
-from coterie.config import Training
 from coterie.data import Federation
-from coterie.joint import Stack, alone
-from coterie.simulate import Simulation
+from coterie.running.config import Training
+from coterie.running.joint import Stack, alone
+from coterie.running.simulation import Simulation
 
 torch.set_num_threads(1)  # the tensors are tiny, and the tests run in parallel
 

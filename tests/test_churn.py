@@ -13,10 +13,10 @@ import coterie
 from coterie import churn, cli, registry
 from coterie.data import Federation, digits, partition
 from coterie.errors import CoterieError
-from coterie.folder import Folder
 from coterie.models import model
 from coterie.report.table import by_age
-from coterie.simulate import Simulation
+from coterie.running.folder import Folder
+from coterie.running.simulation import Simulation
 
 METHODS = sorted(registry.methods())
 TIMES = {"1": (1, churn.NEVER), "2": (0, 2), "3": (1, 3), "5": (2, churn.NEVER)}  # 0, 4 and 6 are always there

@@ -25,8 +25,8 @@ from typer.testing import CliRunner
 import coterie.methods
 from coterie import registry
 from coterie.cli import app
-from coterie.experiment import Experiment
 from coterie.report import catalogue
+from coterie.running.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])

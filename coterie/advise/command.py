@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie import runs
 from coterie.advise import report
 from coterie.advise.decision import WEIGHT, Newcomers, Objective
 from coterie.advise.pilot import Pilot, advise
-from coterie.config import convert
 from coterie.data import Federation
-from coterie.experiment import Experiment, check_clients
+from coterie.options import convert
+from coterie.running import runs
+from coterie.running.experiment import Experiment, check_clients
 
 VALIDATION = 0.2
 """Share of a client's training data held back: the pilot chooses on it, so it takes more than a run does."""

@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from coterie import registry, runs
+from coterie import registry
 from coterie.advise.decision import Advice, Array, Candidate, Findings, Newcomers, Objective, decide
 from coterie.advise.shift import Clusters, clusters, shift
-from coterie.config import Training, build
+from coterie.contract.method import Method
 from coterie.data import Federation
 from coterie.data.federation import guess
 from coterie.errors import CoterieError
-from coterie.evaluate import Scores, summarise
-from coterie.method import Method
-from coterie.result import Result
-from coterie.simulate import ModelLike, Simulation
+from coterie.evaluation.score import Scores
+from coterie.evaluation.summary import summarise
+from coterie.options import build
+from coterie.running import runs
+from coterie.running.config import Training
+from coterie.running.result import Result
+from coterie.running.simulation import ModelLike, Simulation
 
 FAMILIES = {
     "local": "local", "fedavg": "shared", "feddyn": "shared", "fedper": "decoupling", "perfedavg": "meta-learning",

@@ -16,8 +16,8 @@ from rich.table import Table
 from coterie.advise.decision import WEIGHT, Candidate, Standing, mean_seen
 from coterie.advise.pilot import Pilot
 from coterie.errors import CoterieError
-from coterie.experiment import Experiment
 from coterie.report.table import human_bytes, human_seconds, markdown_table
+from coterie.running.experiment import Experiment
 
 MEANING = {
     "local": "every client trains alone",

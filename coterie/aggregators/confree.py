@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.aggregators.aggregator import Aggregator
-from coterie.algebra import blend, gram, length, lengths, norms, simplex_qp
+from coterie.contract.aggregator import Aggregator
+from coterie.contract.algebra import blend, gram, length, lengths, norms, simplex_qp
+from coterie.contract.layout import Layout
 from coterie.errors import CoterieError
-from coterie.layout import Layout
 
 _ZERO = 1e-6  # of the updates' mean norm: below it a mixture of them counts as 0
 _TINY = 1e-8  # the released program's guard against dividing by 0

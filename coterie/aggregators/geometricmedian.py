@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.aggregators.aggregator import Aggregator
-from coterie.algebra import blend, gram, norms
+from coterie.contract.aggregator import Aggregator
+from coterie.contract.algebra import blend, gram, norms
+from coterie.contract.layout import Layout
 from coterie.errors import CoterieError
-from coterie.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.aggregators.aggregator import Aggregator
-from coterie.algebra import distances, gram
+from coterie.contract.aggregator import Aggregator
+from coterie.contract.algebra import distances, gram
+from coterie.contract.layout import Layout
 from coterie.errors import CoterieError
-from coterie.layout import Layout
 
 
 def krum_scores(updates: Tensor, faulty: int) -> Tensor:

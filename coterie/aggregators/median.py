@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.aggregators.aggregator import Aggregator
-from coterie.algebra import blocks
-from coterie.layout import Layout
+from coterie.contract.aggregator import Aggregator
+from coterie.contract.algebra import blocks
+from coterie.contract.layout import Layout
 
 _EVEN = 1e-6  # float32 weights sum to 1/2 up to this
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from coterie.aggregators.aggregator import Aggregator
-from coterie.algebra import blend, gram, simplex_qp
-from coterie.layout import Layout
+from coterie.contract.aggregator import Aggregator
+from coterie.contract.algebra import blend, gram, simplex_qp
+from coterie.contract.layout import Layout
 
 
 @dataclass(frozen=True)

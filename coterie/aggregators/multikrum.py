@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from coterie.aggregators.aggregator import Aggregator
 from coterie.aggregators.krum import krum_scores
-from coterie.algebra import blend
+from coterie.contract.aggregator import Aggregator
+from coterie.contract.algebra import blend
+from coterie.contract.layout import Layout
 from coterie.errors import CoterieError
-from coterie.layout import Layout
 
 
 @dataclass(frozen=True)

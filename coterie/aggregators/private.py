@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.aggregators.aggregator import Aggregator
-from coterie.algebra import blend, lengths
+from coterie.contract.aggregator import Aggregator
+from coterie.contract.algebra import blend, lengths
+from coterie.contract.layout import Layout
 from coterie.errors import CoterieError
-from coterie.layout import Layout
 
 Draw = Callable[[str, int], Tensor]
 """`draw(purpose, count)`: independent standard normal numbers `[count]`, float64 on the CPU."""
@@ -95,7 +95,7 @@ class Private(Aggregator):
         return mean.view(updates.shape[1:]), clip
 
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
-        """The one row that stands for all clients, see `coterie.guard`; rows of clients are never mixed here."""
+        """The one row that stands for all clients, see `privacy.guard`; clients' rows are never mixed here."""
         if len(updates) != 1:
             raise CoterieError("private takes the clients' noisy mean, and was given the clients' own updates.")
         return updates[0]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.aggregators.aggregator import Aggregator
-from coterie.algebra import blocks
+from coterie.contract.aggregator import Aggregator
+from coterie.contract.algebra import blocks
+from coterie.contract.layout import Layout
 from coterie.errors import CoterieError
-from coterie.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from coterie import memory
 from coterie.data.partition import Ints, generator
-from coterie.engine import memory
 from coterie.errors import CoterieError, unknown
 
 Data = ArrayLike | Tensor

@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie import memory
 from coterie.data.partition import generator
 from coterie.data.readers.binaries import cifar, idx
 from coterie.data.readers.leaf import leaf
 from coterie.data.readers.pieces import Source
-from coterie.engine import memory
 from coterie.errors import CoterieError, unknown
 
 PICTURES = {".jpg", ".jpeg", ".png"}

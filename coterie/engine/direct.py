@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from coterie.contract.net import Net, cross_entropy, squared_error
 from coterie.engine import convolution
-from coterie.net import Net, cross_entropy, squared_error
 
 Pair = tuple[int, int]
 Tensors = Mapping[str, Tensor]

@@ -15,16 +15,15 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from coterie import streams
+from coterie import memory, streams
+from coterie.contract.layout import Entry, Layout
+from coterie.contract.net import Batch, Given, Net, Objective, default_objective
 from coterie.data import Federation
-from coterie.engine import memory
 from coterie.engine.capture import Pool, Steps, identity
 from coterie.engine.direct import Chain, Target
 from coterie.engine.packing import IntArray, Plan, pack, steps_of
 from coterie.engine.trial import threads
 from coterie.errors import CoterieError
-from coterie.layout import Entry, Layout
-from coterie.net import Batch, Given, Net, Objective, default_objective
 
 Correct = Callable[[Tensor, Tensor, Given], Tensor]
 """Element-wise hook `(gradient, row, given) -> gradient`, called tensor by tensor; rows in `given` are cut alike."""

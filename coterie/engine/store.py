@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.engine import memory
+from coterie import memory
 from coterie.engine.packing import IntArray
 
 Place = Literal["device", "host", "disk"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from coterie import streams
-from coterie.net import Batch, Net
+from coterie.contract.net import Batch, Net
 
 CLEAR = 0.8  # one after another must take less than this share of the stack's time to be chosen
 _known: dict[Hashable, dict[str, float]] = {}

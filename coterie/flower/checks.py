@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import CoterieError
-from coterie.folder import write_text
+from coterie.running.folder import write_text
 
 log = logging.getLogger("coterie.server")
 

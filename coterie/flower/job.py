@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from coterie import models, registry
-from coterie.config import Training, build
+from coterie.contract.method import Method
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.experiment import parse_options
-from coterie.method import Method
+from coterie.options import build, parse_options
+from coterie.running.config import Training
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 

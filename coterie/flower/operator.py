@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from coterie import checkpoint
+from coterie.contract.layout import Layout
 from coterie.data import load
 from coterie.errors import CoterieError
 from coterie.flower.checks import KEPT, ask_to_lift
@@ -25,8 +25,8 @@ from coterie.flower.plan import PLAN, Plan
 from coterie.flower.rounds import STATUS, Rounds, check, drive
 from coterie.flower.site import Site, described, join
 from coterie.flower.wire import Failure, Part
-from coterie.folder import Folder
-from coterie.layout import Layout
+from coterie.running import checkpoint
+from coterie.running.folder import Folder
 
 LINK = "link"
 """The folder of the SuperLink inside the server's."""

@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.config import Training, build
 from coterie.errors import CoterieError, unknown
 from coterie.flower.checks import Limits
 from coterie.flower.job import Job, fresh_id
 from coterie.flower.rounds import Policy
-from coterie.folder import write_text
+from coterie.options import build
 from coterie.registry import method, spelling
+from coterie.running.config import Training
+from coterie.running.folder import write_text
 
 PLAN = "plan.json"
 """The plan in the server's folder."""

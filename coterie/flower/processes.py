@@ -43,7 +43,7 @@ from typing import Any
 from coterie.errors import CoterieError
 from coterie.flower import missing
 from coterie.flower.keys import WARN_DAYS, ClientKeys, ServerKeys, certificate, names_of
-from coterie.folder import write_text
+from coterie.running.folder import write_text
 
 CONNECTION = "coterie"
 NODES = "nodes.json"

@@ -21,23 +21,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import records, registry, streams
-from coterie import server as serving
-from coterie.clients import device
-from coterie.cohort import Init
+from coterie import registry, streams
+from coterie.contract import records
+from coterie.contract.cohort import Init
+from coterie.contract.method import Uploads
+from coterie.contract.records import Record, Upload
 from coterie.errors import CoterieError
-from coterie.evaluate import Evaluation, Scores
+from coterie.evaluation.score import Evaluation, Scores
 from coterie.flower import wire
 from coterie.flower.checks import Received
 from coterie.flower.job import Job
 from coterie.flower.site import JOINED
 from coterie.flower.wire import Failure, Part
-from coterie.folder import Folder, write_text
-from coterie.guard import SECRET, Guard
-from coterie.method import Uploads
-from coterie.records import Record, Upload
-from coterie.server import Round, record_class
-from coterie.simulate import Simulation
+from coterie.privacy.guard import SECRET, Guard
+from coterie.running import server as serving
+from coterie.running.clients import device
+from coterie.running.folder import Folder, write_text
+from coterie.running.server import Round, record_class
+from coterie.running.simulation import Simulation
 
 log = logging.getLogger("coterie.server")
 

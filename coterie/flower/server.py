@@ -16,7 +16,6 @@ except ImportError as reason:
 
     raise missing("flwr") from reason
 
-from coterie import checkpoint
 from coterie.errors import CoterieError
 from coterie.flower import wire
 from coterie.flower.checks import Gate
@@ -24,6 +23,7 @@ from coterie.flower.message import Encoder, parts_of
 from coterie.flower.plan import Plan
 from coterie.flower.rounds import serve
 from coterie.flower.wire import Failure, Part
+from coterie.running import checkpoint
 
 log = logging.getLogger("coterie.server")
 

@@ -22,19 +22,20 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from coterie import checkpoint, registry
-from coterie.clients import Clients, deploy, introduce, local, score_rows
-from coterie.cohort import Cohort
-from coterie.config import respelled
+from coterie import registry
+from coterie.contract.cohort import Cohort
+from coterie.contract.records import Record
 from coterie.data import Federation, load
 from coterie.errors import CoterieError
-from coterie.export import write_model
 from coterie.flower import wire
 from coterie.flower.job import Job, checked_name
 from coterie.flower.wire import Part
-from coterie.folder import write_text
-from coterie.records import Record
-from coterie.server import record_class
+from coterie.options import respelled
+from coterie.running import checkpoint
+from coterie.running.clients import Clients, deploy, introduce, local, score_rows
+from coterie.running.folder import write_text
+from coterie.running.server import record_class
+from coterie.serving.export import write_model
 
 ALONE = np.array([0])
 """The site's place in its own data."""

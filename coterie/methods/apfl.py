@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort
+from coterie.contract.cohort import Cohort
+from coterie.contract.net import Batch, Given, Net
+from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedavg import FedAvg
-from coterie.net import Batch, Given, Net
-from coterie.records import Model, Record, Upload
 
 
 @dataclass(frozen=True)

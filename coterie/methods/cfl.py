@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from coterie.algebra import bipartition, cosines
-from coterie.cohort import Cohort, Init
-from coterie.method import Clustered, Uploads, enrol
-from coterie.records import Models, Record, Upload
+from coterie.contract.algebra import bipartition, cosines
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.method import Clustered, Uploads, enrol
+from coterie.contract.records import Models, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, Init
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.layout import Entry, Layout
+from coterie.contract.method import Method, Uploads, enrol
+from coterie.contract.net import Batch, Given, Net, Row
+from coterie.contract.records import Each, Model, Nothing, Record, Upload
 from coterie.errors import CoterieError
-from coterie.layout import Entry, Layout
-from coterie.method import Method, Uploads, enrol
-from coterie.net import Batch, Given, Net, Row
-from coterie.records import Each, Model, Nothing, Record, Upload
 
 
 @dataclass(frozen=True)

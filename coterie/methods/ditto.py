@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from coterie.cohort import Cohort
+from coterie.contract.cohort import Cohort
+from coterie.contract.net import Given
+from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedavg import FedAvg
-from coterie.net import Given
-from coterie.records import Model, Record, Upload
 
 
 @dataclass(frozen=True)

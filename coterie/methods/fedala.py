@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort
-from coterie.layout import Layout
+from coterie.contract.cohort import Cohort
+from coterie.contract.layout import Layout
+from coterie.contract.net import Batch, Given, Net
+from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedavg import FedAvg
-from coterie.net import Batch, Given, Net
-from coterie.records import Model, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.algebra import between, cosines
-from coterie.cohort import Cohort, Init
+from coterie.contract.algebra import between, cosines
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.layout import Layout
+from coterie.contract.method import Personal, Uploads, enrol
+from coterie.contract.net import Given
+from coterie.contract.records import Each, Model, Record, Upload
 from coterie.errors import CoterieError
-from coterie.layout import Layout
-from coterie.method import Personal, Uploads, enrol
-from coterie.net import Given
-from coterie.records import Each, Model, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.method import Method, Uploads
-from coterie.records import Model, Record
+from coterie.contract.method import Method, Uploads
+from coterie.contract.records import Model, Record
 
 
 @dataclass(frozen=True)

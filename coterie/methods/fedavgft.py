@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from coterie.cohort import Cohort
+from coterie.contract.cohort import Cohort
+from coterie.contract.records import Model, Record
 from coterie.methods.fedavg import FedAvg
-from coterie.records import Model, Record
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from coterie.cohort import Cohort
-from coterie.layout import Layout
+from coterie.contract.cohort import Cohort
+from coterie.contract.layout import Layout
+from coterie.contract.records import Model, Nothing, Record, Upload
 from coterie.methods.fedper import FedPer
-from coterie.records import Model, Nothing, Record, Upload
 
 
 @dataclass(frozen=True)

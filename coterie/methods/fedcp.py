@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.algebra import mmd
-from coterie.cohort import Cohort, Init
-from coterie.heads import with_head
+from coterie.contract.algebra import mmd
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.heads import with_head
+from coterie.contract.net import Batch, Given, Net, Row
+from coterie.contract.objectives import scores
+from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedper import FedPer
-from coterie.net import Batch, Given, Net, Row
-from coterie.objectives import scores
-from coterie.records import Model, Record, Upload
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)  # of the kernels that compare features
 

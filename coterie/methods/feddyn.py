@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, Init
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.layout import Layout
+from coterie.contract.method import Method, Uploads
+from coterie.contract.net import Batch, Given, Net, Row
+from coterie.contract.objectives import flat
+from coterie.contract.records import Model, Record, Upload
 from coterie.errors import CoterieError
-from coterie.layout import Layout
-from coterie.method import Method, Uploads
-from coterie.net import Batch, Given, Net, Row
-from coterie.objectives import flat
-from coterie.records import Model, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, Init
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.layout import Layout
+from coterie.contract.method import FewModels, Uploads, pick
+from coterie.contract.records import Models, Record, Upload
 from coterie.errors import CoterieError
-from coterie.layout import Layout
-from coterie.method import FewModels, Uploads, pick
-from coterie.records import Models, Record, Upload
 
 
 def stch_set_weights(losses: Tensor, mu: float) -> tuple[Tensor, Tensor, Tensor]:

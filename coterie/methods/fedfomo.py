@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from coterie import streams
-from coterie.cohort import Cohort, Init
-from coterie.method import Personal, Uploads
-from coterie.records import Each, Model, Record, Upload
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.method import Personal, Uploads
+from coterie.contract.records import Each, Model, Record, Upload
 
 
 @dataclass(frozen=True)

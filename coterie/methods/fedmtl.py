@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, Init
-from coterie.method import Personal, Uploads
-from coterie.net import Given
-from coterie.records import Model, Models, Record, Upload
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.method import Personal, Uploads
+from coterie.contract.net import Given
+from coterie.contract.records import Model, Models, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.cohort import Cohort, Init
-from coterie.heads import require_scores, with_head
-from coterie.method import Uploads
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.heads import require_scores, with_head
+from coterie.contract.method import Uploads
+from coterie.contract.net import Batch, Given, Net
+from coterie.contract.objectives import by_class
+from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedavg import FedAvg
-from coterie.net import Batch, Given, Net
-from coterie.objectives import by_class
-from coterie.records import Model, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.algebra import combination, gram
-from coterie.cohort import Cohort, Init
-from coterie.heads import require_scores
-from coterie.method import Method, Uploads, enrol
-from coterie.net import Batch, Given, Net, Row
-from coterie.objectives import by_class
-from coterie.records import Each, Model, Record, Upload
+from coterie.contract.algebra import combination, gram
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.heads import require_scores
+from coterie.contract.method import Method, Uploads, enrol
+from coterie.contract.net import Batch, Given, Net, Row
+from coterie.contract.objectives import by_class
+from coterie.contract.records import Each, Model, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from coterie.cohort import Cohort, Init
-from coterie.layout import Layout
-from coterie.method import Method, Uploads
-from coterie.records import Model, Record, Upload
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.layout import Layout
+from coterie.contract.method import Method, Uploads
+from coterie.contract.records import Model, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from coterie.cohort import Cohort
+from coterie.contract.cohort import Cohort
+from coterie.contract.net import Given
 from coterie.methods.fedavg import FedAvg
-from coterie.net import Given
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from coterie.cohort import Cohort
+from coterie.contract.cohort import Cohort
 from coterie.methods.fedper import FedPer
 
 

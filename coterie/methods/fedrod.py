@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from coterie.cohort import Cohort, Init
-from coterie.heads import require_scores, with_head
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.heads import require_scores, with_head
+from coterie.contract.net import Batch, Given, Net, Row
+from coterie.contract.objectives import scores
+from coterie.contract.records import Model, Record
 from coterie.methods.fedper import FedPer
-from coterie.net import Batch, Given, Net, Row
-from coterie.objectives import scores
-from coterie.records import Model, Record
 
 
 @dataclass(frozen=True)

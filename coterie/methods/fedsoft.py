@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from coterie import streams
-from coterie.algebra import chosen
-from coterie.cohort import Cohort, Init
+from coterie.contract.algebra import chosen
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.layout import Layout
+from coterie.contract.method import FewModels, Personal, Uploads
+from coterie.contract.net import Batch, Given, Net
+from coterie.contract.records import Models, Record, Upload
 from coterie.errors import CoterieError
-from coterie.layout import Layout
-from coterie.method import FewModels, Personal, Uploads
-from coterie.net import Batch, Given, Net
-from coterie.records import Models, Record, Upload
 
 
 @dataclass(frozen=True)

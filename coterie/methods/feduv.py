@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.algebra import deviation, median, squares
-from coterie.cohort import Cohort, Init
-from coterie.heads import require_scores
+from coterie.contract.algebra import deviation, median, squares
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.heads import require_scores
+from coterie.contract.net import Batch, Given, Net, Row
+from coterie.contract.records import Record
 from coterie.methods.fedavg import FedAvg
-from coterie.net import Batch, Given, Net, Row
-from coterie.records import Record
 
 
 @dataclass(frozen=True)

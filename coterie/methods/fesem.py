@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.algebra import between, seeds
-from coterie.cohort import Cohort, Init
-from coterie.method import Clustered, FewModels, Uploads, enrol
-from coterie.net import Given
-from coterie.records import Models, Record, Upload
+from coterie.contract.algebra import between, seeds
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.method import Clustered, FewModels, Uploads, enrol
+from coterie.contract.net import Given
+from coterie.contract.records import Models, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.cohort import Cohort, Init
-from coterie.method import FewModels, Uploads, pick
-from coterie.records import Models, Record, Upload
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.method import FewModels, Uploads, pick
+from coterie.contract.records import Models, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.cohort import Cohort, Init
-from coterie.method import Personal, Uploads
-from coterie.records import Model, Nothing, Record, Upload
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.method import Personal, Uploads
+from coterie.contract.records import Model, Nothing, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.cohort import Cohort
-from coterie.heads import projected
-from coterie.layout import Layout
+from coterie.contract.cohort import Cohort
+from coterie.contract.heads import projected
+from coterie.contract.layout import Layout
+from coterie.contract.net import Batch, Given, Net, Row
+from coterie.contract.objectives import cosine
+from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedavg import FedAvg
-from coterie.net import Batch, Given, Net, Row
-from coterie.objectives import cosine
-from coterie.records import Model, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.algebra import agglomerate, angles, leading
-from coterie.cohort import Cohort, Init
-from coterie.method import Clustered, Uploads, enrol
-from coterie.records import Record, Upload
+from coterie.contract.algebra import agglomerate, angles, leading
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.method import Clustered, Uploads, enrol
+from coterie.contract.records import Record, Upload
 
 
 @dataclass(frozen=True)

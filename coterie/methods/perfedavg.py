@@ -7,11 +7,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from coterie.cohort import Cohort
+from coterie.contract.cohort import Cohort
+from coterie.contract.net import Batch, Given, Net
+from coterie.contract.objectives import hessian_times
+from coterie.contract.records import Model, Record
 from coterie.methods.fedavg import FedAvg
-from coterie.net import Batch, Given, Net
-from coterie.objectives import hessian_times
-from coterie.records import Model, Record
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, Init
-from coterie.layout import Layout
-from coterie.method import Uploads, enrol
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.layout import Layout
+from coterie.contract.method import Uploads, enrol
+from coterie.contract.net import Batch, Given, Net
+from coterie.contract.records import Each, Model, Record, Upload
 from coterie.methods.fedper import FedPer
-from coterie.net import Batch, Given, Net
-from coterie.records import Each, Model, Record, Upload
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from coterie.cohort import Cohort
-from coterie.method import Method, Uploads
-from coterie.net import Batch, Given, Net, Row
-from coterie.objectives import flat
-from coterie.records import Model, Record
+from coterie.contract.cohort import Cohort
+from coterie.contract.method import Method, Uploads
+from coterie.contract.net import Batch, Given, Net, Row
+from coterie.contract.objectives import flat
+from coterie.contract.records import Model, Record
 
 
 @dataclass(frozen=True)

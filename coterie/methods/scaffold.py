@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, Init
-from coterie.method import Uploads
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.method import Uploads
+from coterie.contract.net import Given
+from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedavg import FedAvg
-from coterie.net import Given
-from coterie.records import Model, Record, Upload
 
 
 @dataclass(frozen=True)

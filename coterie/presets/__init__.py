@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from coterie.errors import unknown
-from coterie.experiment import Experiment, read_toml
+from coterie.running.experiment import Experiment, read_toml
 
 FOLDER = Path(__file__).parent
 RELEASED = "-released"

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from coterie.report.dead import EXACT, constant, frequent, label_counts, percent
 from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, rows, shortly, shown
-from coterie.result import Result
+from coterie.running.result import Result
 
 Floats = NDArray[np.float64]
 

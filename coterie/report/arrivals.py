@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.result import Result
+from coterie.running.result import Result
 
 Floats = NDArray[np.float64]
 

@@ -17,12 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie import registry
-from coterie.aggregators.aggregator import Aggregator
-from coterie.config import Training, options, spelled
+from coterie.contract.aggregator import Aggregator
+from coterie.contract.method import Method
 from coterie.errors import unknown
-from coterie.experiment import Experiment
-from coterie.method import Method
+from coterie.options import options, spelled
 from coterie.report.table import markdown_table
+from coterie.running.config import Training
+from coterie.running.experiment import Experiment
 
 Entry = Method | Aggregator
 

@@ -16,7 +16,7 @@ from coterie.errors import CoterieError
 from coterie.report.bubbles import INK
 from coterie.report.plots import COLOURS, dress, line_style, new_figure
 from coterie.report.table import by_method
-from coterie.result import Result
+from coterie.running.result import Result
 
 Floats = NDArray[np.float64]
 

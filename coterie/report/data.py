@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 import coterie
 from coterie.errors import CoterieError
-from coterie.evaluate import STAGES
-from coterie.folder import Folder, inside
+from coterie.evaluation.stages import STAGES
 from coterie.report.answer import answer
 from coterie.report.arrivals import newcomers, schedule
 from coterie.report.conflicts import alike, last_cosines, opposed
 from coterie.report.few import few
 from coterie.report.plots import convergence
 from coterie.report.table import by_method, label_of, rows
-from coterie.result import Result
+from coterie.running.folder import Folder, inside
+from coterie.running.result import Result
 
 Floats = NDArray[np.float64]
 

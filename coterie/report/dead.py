@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from coterie.data.federation import SPLITS, guess
 from coterie.errors import CoterieError
-from coterie.folder import Folder
 from coterie.report.table import number
-from coterie.result import Result
+from coterie.running.folder import Folder
+from coterie.running.result import Result
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.folder import Folder
-from coterie.result import Result
+from coterie.running.folder import Folder
+from coterie.running.result import Result
 
 Floats = NDArray[np.float64]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coterie.errors import CoterieError, unknown
-from coterie.evaluate import summarise
-from coterie.runs import Progress, Watch
+from coterie.evaluation.summary import summarise
+from coterie.running.runs import Progress, Watch
 
 
 class Sink(Protocol):

@@ -15,10 +15,10 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocato
 from matplotlib.typing import LineStyleType
 from numpy.typing import NDArray
 
-from coterie.evaluate import since_arrival, summarise
+from coterie.evaluation.summary import since_arrival, summarise
 from coterie.report.bubbles import INK
 from coterie.report.table import by_method, label_of
-from coterie.result import Result, When
+from coterie.running.result import Result, When
 
 Floats = NDArray[np.float64]
 

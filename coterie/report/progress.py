@@ -10,8 +10,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from coterie.evaluate import summarise
-from coterie.runs import Progress as State
+from coterie.evaluation.summary import summarise
+from coterie.running.runs import Progress as State
 
 QUIET_SECONDS = 15.0
 """How often a line is printed where there is no terminal to draw a bar on."""

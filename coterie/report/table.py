@@ -18,8 +18,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.errors import CoterieError
-from coterie.evaluate import since_arrival, summarise
-from coterie.result import Result, When
+from coterie.evaluation.summary import since_arrival, summarise
+from coterie.running.result import Result, When
 
 NAN = float("nan")
 ABSENT = "-"

@@ -12,9 +12,9 @@ from threading import Lock
 from typing import Any
 
 from coterie.errors import CoterieError
-from coterie.folder import inside
 from coterie.report.data import gather
 from coterie.report.page import page
+from coterie.running.folder import inside
 
 FRESH_SECONDS = 2.0
 """How long gathered data are served before the files are read again."""

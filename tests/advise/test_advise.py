@@ -14,8 +14,8 @@ from coterie.advise.pilot import Plan, constant, fewer
 from coterie.advise.shift import Clusters, Shift
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.experiment import Experiment
 from coterie.models import model
+from coterie.running.experiment import Experiment
 
 EXPECTED = {
     "hospitals": {"decoupling", "interpolation"},

@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from coterie import algebra, registry
-from coterie.aggregators.aggregator import Aggregator
+from coterie import registry
 from coterie.aggregators.confree import ConFREE, guidance, raw_guidance, slsqp, worst_case
 from coterie.aggregators.fedmgdaplus import FedMGDAPlus
 from coterie.aggregators.geometricmedian import GeometricMedian
 from coterie.aggregators.krum import Krum
-from coterie.aggregators.mean import Mean
 from coterie.aggregators.median import Median
 from coterie.aggregators.mgda import MGDA
 from coterie.aggregators.multikrum import MultiKrum
 from coterie.aggregators.normclip import NormClip
 from coterie.aggregators.trimmedmean import TrimmedMean
-from coterie.algebra import gram, simplex_qp
+from coterie.contract import algebra
+from coterie.contract.aggregator import Aggregator, Mean
+from coterie.contract.algebra import gram, simplex_qp
+from coterie.contract.layout import Entry, Layout
+from coterie.contract.method import Method
 from coterie.errors import CoterieError
-from coterie.layout import Entry, Layout
-from coterie.method import Method
 
 THREE = torch.tensor([[1, 0, 0.5], [-0.6, 0.8, 0.2], [0.2, 0.3, -0.4]], dtype=torch.float64)
 ALL = sorted(name for name, cls in registry.aggregators().items() if not cls.private)  # see test_private for the others

@@ -9,14 +9,16 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from coterie import privacy, registry, runs
+from coterie import registry
 from coterie.aggregators.private import Private
+from coterie.contract.method import Method
+from coterie.contract.records import Model, Upload
 from coterie.errors import CoterieError
-from coterie.guard import SECRET, Guard, normal
-from coterie.method import Method
 from coterie.methods.fedavg import FedAvg
-from coterie.records import Model, Upload
+from coterie.privacy import account
+from coterie.privacy.guard import SECRET, Guard, normal
 from coterie.report.table import comparison, markdown, rows
+from coterie.running import runs
 
 FEW = "fedfew:weigh=client,scale=false"
 
@@ -147,7 +149,7 @@ def test_a_round_by_hand(tiny):
     before = sim.server.row.clone()
     report = sim.round().report
     torch.testing.assert_close(sim.server.row, before + 0.5 * (sum(clipped) + noise) / 4, rtol=1e-10, atol=1e-12)
-    assert report["epsilon"] == pytest.approx(privacy.epsilon(0.3, 1.0, 1, 1e-5), rel=2e-3)
+    assert report["epsilon"] == pytest.approx(account.epsilon(0.3, 1.0, 1, 1e-5), rel=2e-3)
 
 
 @pytest.mark.parametrize("spec", ["fedavg+private", "fedper+private:quantile=0.5", f"{FEW}+private"])
@@ -214,7 +216,7 @@ def test_records_and_table(tiny, tmp_path):
     options = {"rounds": 3, "evaluate_every": 1, "device": "cpu", "sampling": "poisson", "participation": 0.5}
     result = runs.run("fedavg+private:sigma=2", tiny.mlp, data, folder=tmp_path / "run", **options)
     spent = [r["report"]["epsilon"] for r in result.rounds]
-    assert spent == pytest.approx([privacy.epsilon(2.0, 0.5, t, 1e-5) for t in (1, 2, 3)], rel=2e-3)
+    assert spent == pytest.approx([account.epsilon(2.0, 0.5, t, 1e-5) for t in (1, 2, 3)], rel=2e-3)
     assert result.epsilon == spent[-1]
     assert all(set(r["report"]) == {"epsilon"} for r in result.rounds)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

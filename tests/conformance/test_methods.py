@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from coterie import registry
+from coterie.contract.records import Record, Upload, spread
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.records import Record, Upload, spread
 
 METHODS = sorted(registry.methods())
 BASELINES = ("local", "fedavg", "fedavgft")

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import coterie
-from coterie import newcomers, registry
+from coterie import registry
 from coterie.models import model
-from coterie.newcomers import Desk, personalize
-from coterie.saved import Saved
+from coterie.running.saved import Saved
+from coterie.serving import newcomers
+from coterie.serving.newcomers import Desk, personalize
 
 METHODS = sorted(registry.methods())
 NET = "mlp:hidden=5"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from coterie import registry
+from coterie.contract.records import bytes_each, spread
 from coterie.errors import CoterieError
-from coterie.records import bytes_each, spread
 
 METHODS = sorted(registry.methods())
 BYTES = 8  # the tiny runs are in float64, and integers have 64 bits

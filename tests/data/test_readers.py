@@ -38,9 +38,9 @@ from coterie.data import Federation, load
 from coterie.data.readers import find, pickles
 from coterie.data.readers.tables import Column
 from coterie.errors import CoterieError
-from coterie.experiment import Experiment
 from coterie.flower.job import Job
 from coterie.flower.site import join
+from coterie.running.experiment import Experiment
 
 
 def refused(*args, **options) -> str:

@@ -13,12 +13,11 @@ import pytest
 import torch
 from data_files import PIXELS, idx_bytes, pfllib_file, python2, write_cifar10_bin
 
-from coterie import registry
-from coterie.config import Training
+from coterie import memory, registry
 from coterie.data import Federation
-from coterie.engine import memory
 from coterie.models import model
-from coterie.simulate import Simulation
+from coterie.running.config import Training
+from coterie.running.simulation import Simulation
 
 LIMIT = 28 << 20
 SIZE = 36 << 20

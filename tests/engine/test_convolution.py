@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from coterie import models, registry
-from coterie.config import Training
 from coterie.data import Federation
 from coterie.engine import convolution
-from coterie.simulate import Simulation
+from coterie.running.config import Training
+from coterie.running.simulation import Simulation
 
 here = pytest.mark.skipif(
     not ((torch.cuda.is_available() or convolution.INTERPRETED) and convolution.available()),

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from coterie import registry
-from coterie.config import Training
+from coterie.contract.records import Model
 from coterie.data import Federation
 from coterie.engine import waves
-from coterie.joint import Stack, alone
-from coterie.records import Model
-from coterie.simulate import Simulation
+from coterie.running.config import Training
+from coterie.running.joint import Stack, alone
+from coterie.running.simulation import Simulation
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

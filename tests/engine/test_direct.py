@@ -8,14 +8,14 @@ from torch import nn
 from torch.func import functional_call
 
 from coterie import models, registry
-from coterie.config import Training
+from coterie.contract.layout import Layout
+from coterie.contract.net import Net, Task
 from coterie.data import Federation
 from coterie.engine import convolution, trial
 from coterie.engine.direct import Chain
 from coterie.errors import CoterieError
-from coterie.layout import Layout
-from coterie.net import Net, Task
-from coterie.simulate import Simulation
+from coterie.running.config import Training
+from coterie.running.simulation import Simulation
 
 HOST = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie import registry
+from coterie.contract.records import Model, Record
 from coterie.errors import CoterieError
-from coterie.records import Model, Record
 
 METHODS = sorted(registry.methods())
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from coterie import checkpoint, runs, server
-from coterie.engine import memory, stacked, store, waves
+from coterie import memory
+from coterie.engine import stacked, store, waves
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
+from coterie.running import checkpoint, runs, server
 
 PLACES = ("device", "host", "disk")
 CPU = torch.device("cpu")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from coterie import registry
-from coterie.config import Training
 from coterie.data import Federation
 from coterie.flower.job import Job
 from coterie.flower.loopback import Loopback
 from coterie.flower.rounds import Policy, serve
 from coterie.flower.site import Site
 from coterie.flower.wire import Failure
-from coterie.simulate import Simulation
+from coterie.running.config import Training
+from coterie.running.simulation import Simulation
 
 __all__ = ["Failure"]
 NAMES = ("berlin", "lyon", "oslo", "turin")  # sorted, so that both engines number them alike

@@ -7,8 +7,9 @@ import pytest
 import sites as toy
 import torch
 
-from coterie import checkpoint, registry
+from coterie import registry
 from coterie.flower.loopback import Loopback
+from coterie.running import checkpoint
 
 pytestmark = pytest.mark.flower  # needs no processes, but minutes: `make test-flower` runs it
 METHODS = sorted(registry.methods())

@@ -27,7 +27,7 @@ from coterie.flower.operator import lift, status
 from coterie.flower.plan import Plan
 from coterie.flower.processes import NODES, SERVER_APP, Address, SuperLink, operate, supervise
 from coterie.flower.rounds import Policy
-from coterie.folder import Folder
+from coterie.running.folder import Folder
 
 pytestmark = pytest.mark.flower
 ROUNDS = 12

@@ -21,10 +21,11 @@ import pytest
 import sites as toy
 import torch
 
-from coterie import checkpoint, registry
+from coterie import registry
 from coterie.data import Federation
 from coterie.flower.rounds import Policy
 from coterie.flower.site import join
+from coterie.running import checkpoint
 
 pytestmark = pytest.mark.flower
 METHODS = sorted(registry.methods())

@@ -11,8 +11,7 @@ import pytest
 import sites as toy
 import torch
 
-from coterie import checkpoint, streams
-from coterie import server as serving
+from coterie import streams
 from coterie.errors import CoterieError
 from coterie.flower import wire
 from coterie.flower.checks import Gate, Limits, Received, ask_to_lift
@@ -21,7 +20,9 @@ from coterie.flower.loopback import Loopback, through
 from coterie.flower.rounds import Policy
 from coterie.flower.site import Site, join
 from coterie.flower.wire import Failure, Part
-from coterie.simulate import Simulation
+from coterie.running import checkpoint
+from coterie.running import server as serving
+from coterie.running.simulation import Simulation
 
 
 class Line(Loopback):

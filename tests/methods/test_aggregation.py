@@ -14,10 +14,11 @@ from by_hand import MODELS, assert_close, rounds, tensor
 from torch import nn
 
 from coterie import registry
-from coterie.algebra import angles, chosen
+from coterie.contract.algebra import angles, chosen
+from coterie.contract.method import Uploads
+from coterie.contract.records import Models
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.method import Uploads
 from coterie.methods.cfl import CFL
 from coterie.methods.cwfedavg import CwFedAvg, class_weights, norms
 from coterie.methods.fedala import FedALA, reweigh
@@ -27,7 +28,6 @@ from coterie.methods.fedsoft import FedSoft, shares
 from coterie.methods.fesem import FeSEM
 from coterie.methods.pacfl import PACFL
 from coterie.methods.pfedhn import PFedHN
-from coterie.records import Models
 
 
 def noise(*shape, seed=0):

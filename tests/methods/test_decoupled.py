@@ -13,10 +13,10 @@ from by_hand import MODELS, assert_close, rounds, tensor
 from torch import nn
 
 from coterie import registry, streams
-from coterie.algebra import mmd
+from coterie.contract.algebra import mmd
+from coterie.contract.layout import Layout
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.layout import Layout
 from coterie.methods.fedcp import WIDTHS, gate
 from coterie.methods.fednh import FedNH
 from coterie.methods.fedrep import FedRep

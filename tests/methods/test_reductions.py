@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie import registry
-from coterie.cohort import Cohort
+from coterie.contract.cohort import Cohort
 from coterie.errors import CoterieError
 from coterie.methods.fedfew import FedFew, stch_set_weights
 from coterie.methods.fedprox import FedProx

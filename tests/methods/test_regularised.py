@@ -15,6 +15,8 @@ from by_hand import MODELS, assert_close, rounds
 from torch import nn
 
 from coterie import registry
+from coterie.contract.net import Given
+from coterie.contract.records import Model
 from coterie.errors import CoterieError
 from coterie.methods.apfl import APFL
 from coterie.methods.ditto import Ditto
@@ -23,8 +25,6 @@ from coterie.methods.fedmtl import FedMTL
 from coterie.methods.perfedavg import PerFedAvg
 from coterie.methods.pfedme import PFedMe
 from coterie.methods.scaffold import SCAFFOLD
-from coterie.net import Given
-from coterie.records import Model
 
 N = torch.tensor([7.0, 12.0, 1.0, 5.0], dtype=torch.float64)  # the clients' samples
 SHARE = N / N.sum()

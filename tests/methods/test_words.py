@@ -6,8 +6,8 @@ import pytest
 import torch
 from by_hand import assert_close, tensor
 
-from coterie.layout import Entry, Layout
-from coterie.method import Uploads
+from coterie.contract.layout import Entry, Layout
+from coterie.contract.method import Uploads
 from coterie.methods.fedavg import FedAvg
 
 FLAT = Layout((Entry("w", (3,), 0, "parameter", "base", True),))

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from coterie.config import Training
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.models import FastText, ResNet18, SensorCNN, TextCNN, model
 from coterie.registry import method
-from coterie.simulate import Simulation
+from coterie.running.config import Training
+from coterie.running.simulation import Simulation
 
 
 def parameters(module: nn.Module) -> int:

@@ -13,9 +13,10 @@ from torch import nn
 import coterie
 from coterie import cli
 from coterie.errors import CoterieError
-from coterie.experiment import Experiment, parse_options
 from coterie.flower.job import Job
 from coterie.models import model
+from coterie.options import parse_options
+from coterie.running.experiment import Experiment
 
 RESNET = '''
 """In the style of torchvision: BatchNorm, residual blocks, a downsampling branch, adaptive pooling, `fc`."""

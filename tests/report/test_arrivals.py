@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from coterie.errors import CoterieError
-from coterie.evaluate import Evaluation, Scores
-from coterie.folder import Folder
+from coterie.evaluation.score import Evaluation, Scores
 from coterie.report.arrivals import newcomers, schedule
 from coterie.report.data import gather
 from coterie.report.figures import figures
 from coterie.report.page import page
-from coterie.result import Result
+from coterie.running.folder import Folder
+from coterie.running.result import Result
 
 CHURN = [[0, None], [0, None], [1, None], [2, 3]]
 # Clients 0 and 1 are there from the start, 2 arrives in round 1, 3 in round 2 and is gone in round 3.

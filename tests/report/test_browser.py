@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from chromium import SIZES, chromium, opened, screenshots
 
-from coterie.folder import inside
 from coterie.report.data import gather
 from coterie.report.figures import focus
 from coterie.report.page import page as html
 from coterie.report.table import number, rows
 from coterie.report.watch import server
+from coterie.running.folder import inside
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from coterie import registry
-from coterie.aggregators.aggregator import Aggregator
 from coterie.aggregators.confree import ConFREE
-from coterie.config import options
+from coterie.contract.aggregator import Aggregator
+from coterie.contract.method import Method
 from coterie.errors import CoterieError
-from coterie.method import Method
+from coterie.options import options
 from coterie.report import catalogue
 
 METHODS, AGGREGATORS = registry.methods(), registry.aggregators()

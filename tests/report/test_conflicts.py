@@ -9,9 +9,9 @@ import pytest
 from matplotlib.image import imread
 
 from coterie.errors import CoterieError
-from coterie.evaluate import Evaluation, Scores
+from coterie.evaluation.score import Evaluation, Scores
 from coterie.report.conflicts import alike, conflicts, last_cosines, opposed
-from coterie.result import Result
+from coterie.running.result import Result
 
 
 def result(method: str = "fedavg", fractions: tuple[float | None, ...] = (0.5, None, 0.25), clients: int = 6,

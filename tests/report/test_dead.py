@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.evaluate import Evaluation, Scores
-from coterie.folder import Folder
+from coterie.evaluation.score import Evaluation, Scores
 from coterie.models import model
 from coterie.report.answer import answer, verdict
 from coterie.report.dead import constant, frequent, label_counts
-from coterie.result import Result
+from coterie.running.folder import Folder
+from coterie.running.result import Result
 
 HELD = np.array([[6, 4, 0], [1, 7, 2], [5, 5, 10]])  # clients x classes, all splits
 TESTED = np.array([[2, 2, 0], [1, 2, 2], [3, 1, 1]])

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from coterie.cli import app
 from coterie.errors import CoterieError
-from coterie.folder import Folder
 from coterie.report import logs
+from coterie.running.folder import Folder
 
 WORDS = ["run", "ifca", "--clients", "6", "--unseen", "2", "--model", "mlp:hidden=8", "--partition", "iid", "--rounds",
          "4", "--set", "device=cpu", "--set", "evaluate_every=2"]

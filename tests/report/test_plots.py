@@ -11,9 +11,9 @@ import pytest
 from matplotlib.image import imread
 
 from coterie.errors import CoterieError
-from coterie.evaluate import Evaluation, Scores
+from coterie.evaluation.score import Evaluation, Scores
 from coterie.report.plots import client_values, convergence, picture
-from coterie.result import Result
+from coterie.running.result import Result
 
 
 def scores(values: Sequence[float], metric: str = "accuracy") -> Scores:

@@ -15,15 +15,15 @@ import coterie
 from coterie.cli import app
 from coterie.data import Federation, digits, partition
 from coterie.errors import CoterieError
-from coterie.evaluate import Evaluation, Scores
-from coterie.folder import Folder
+from coterie.evaluation.score import Evaluation, Scores
 from coterie.models import model
 from coterie.report.answer import answer, cases, paired_error, worst_error
 from coterie.report.data import gather
 from coterie.report.few import judged, worth
 from coterie.report.figures import figures
 from coterie.report.page import page, write
-from coterie.result import Result
+from coterie.running.folder import Folder
+from coterie.running.result import Result
 
 
 def method(data, name):

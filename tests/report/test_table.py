@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.errors import CoterieError
-from coterie.evaluate import Evaluation, Scores
+from coterie.evaluation.score import Evaluation, Scores
 from coterie.report.answer import served_worst, verdict
 from coterie.report.table import Line, comparison, human_bytes, human_seconds, markdown, number, rows, to_csv
-from coterie.result import Result
+from coterie.running.result import Result
 
 
 def scores(values: Sequence[float], metric: str = "accuracy", steps: int = 0, val: float | None = None) -> Scores:

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from coterie.config import convert, split_options
 from coterie.data.readers.binaries import cifar, idx, is_cifar, is_idx
 from coterie.data.readers.hub import hub, is_hub
 from coterie.data.readers.images import INDEX, SUFFIXES, images
@@ -18,6 +17,7 @@ from coterie.data.readers.npz import is_pfllib, npz, pfllib
 from coterie.data.readers.pieces import Source
 from coterie.data.readers.tables import CSV, PARQUET, header, table, table_files
 from coterie.errors import CoterieError, unknown
+from coterie.options import convert, split_options
 
 READERS: dict[str, Callable[..., Source]] = {
     "npz": npz, "images": images, "table": table, "hub": hub, "cifar": cifar, "idx": idx, "leaf": leaf,

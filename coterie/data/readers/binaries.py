@@ -13,19 +13,9 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from coterie.data.readers import pickles
-from coterie.data.readers.pieces import (
-    TEST,
-    TRAIN,
-    Array,
-    Piece,
-    Problems,
-    Source,
-    collect,
-    cut,
-    reason,
-)
-from coterie.engine.memory import BLOCK
+from coterie.data.readers.pieces import TEST, TRAIN, Array, Piece, Problems, Source, collect, cut, reason
 from coterie.errors import CoterieError, NoLabels
+from coterie.memory import BLOCK
 
 Part = Literal["all", "train", "test"]
 PIXELS = 3 * 32 * 32

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Problems, Source, collect, names, reading, reason
-from coterie.engine.memory import BLOCK
 from coterie.errors import CoterieError, unknown
+from coterie.memory import BLOCK
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.engine import memory
+from coterie import memory
 from coterie.errors import CoterieError, NoLabels
 
 Array = NDArray[Any]

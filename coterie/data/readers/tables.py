@@ -17,16 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.data.readers.pieces import (
-    SPLIT_WORDS,
-    Array,
-    Piece,
-    Problems,
-    Source,
-    collect,
-    names,
-    reading,
-)
+from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Problems, Source, collect, names, reading
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer, tokenizer_of
 from coterie.errors import CoterieError, NoLabels, unknown
 

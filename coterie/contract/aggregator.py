@@ -1,0 +1,64 @@
+"""Server-side aggregators are values, orthogonal to methods; the mean is what a method uses unless told otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coterie.contract.layout import Layout
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    """Base of every aggregator. Subclasses are frozen dataclasses of options in files of `coterie/aggregators`.
+
+    `Method.aggregate` hands over directions only: buffers are averaged there, clients of weight 0 are left out, and
+    the weights' sum, the mass, multiplies the result.
+    """
+
+    name: ClassVar[str]
+    protects: ClassVar[str] = ""
+    """What it is for, in a few words."""
+    cite: ClassVar[str] = ""
+    private: ClassVar[bool] = False
+    """Whether it stands for privacy: `merge` is handed one noisy mean in place of the clients' uploads."""
+    presets: ClassVar[tuple[str, ...]] = ()
+    """Class methods that build a named variant, e.g. `official`: the program its authors released."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__.lower()
+
+    @property
+    def minimum(self) -> int:
+        """The fewest clients it can work with; a federation of fewer is refused, and so is a round of fewer."""
+        return 1
+
+    def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        """`updates [m, d]`, positive `weights [m]` that sum to 1 -> `[d]`; 0 for fewer clients than the minimum.
+
+        That happens where a method has several models and one of them has few takers. d may be 0, where a method
+        shares nothing of a model.
+        """
+        if len(updates) < self.minimum or updates.shape[1] == 0:
+            return torch.zeros_like(updates[0])
+        return self.combine(updates, weights, layout)
+
+    def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        """What an aggregator defines: `aggregate` for at least `minimum` clients."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Mean(Aggregator):
+    """sum_i w_i u_i, the averaging of FedAvg."""
+
+    protects = "nothing: each client counts as much as its weight"
+    cite = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
+
+    def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        return weights @ updates

@@ -1,0 +1,327 @@
+"""The cohort: the clients that are computed together, and the whole vocabulary a method has on the client side."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from coterie import streams
+from coterie.contract.layout import Layout, declare_head
+from coterie.contract.net import Batch, Given, Net, Objective
+from coterie.contract.records import Record
+from coterie.engine.packing import IntArray
+from coterie.engine.stacked import Correct, Split, Stacked, Step, Sum, Work
+from coterie.errors import CoterieError
+
+S = TypeVar("S", bound=Record | Mapping[str, Tensor])
+GivenLike = Record | Mapping[str, Tensor] | None
+
+
+class Init:
+    """Fresh rows, rebuilt from the seed wherever they are needed, so they never travel.
+
+    With a factory every row is a new draw. With a module, row 0 is the module as it was given (it may be pretrained)
+    and further rows re-draw it through `reset_parameters`.
+    """
+
+    def __init__(
+        self, model: nn.Module | Callable[[], nn.Module], wrap: Callable[[nn.Module], nn.Module], seed: int,
+        head: str | None = None, dtype: torch.dtype = torch.float32, device: torch.device | None = None,
+        population: int = 1, classes: int = 0,
+    ) -> None:
+        self.population, self.classes = population, classes
+        self._model, self._wrap, self._head, self.seed = model, wrap, head, seed
+        self._dtype, self._device = dtype, device or torch.device("cpu")
+        self.module = self._draw(0)
+        self.layout = Layout.of(self.module)
+        self._first: Tensor | None = None
+
+    @property
+    def row(self) -> Tensor:
+        """One fresh row `[D]`."""
+        return self.rows(1)[0]
+
+    def rows(self, count: int) -> Tensor:
+        """`count` independent fresh rows `[count, D]`."""
+        if self._first is None:
+            self._first = self.layout.row(self.module, self._dtype).to(self._device)
+        drawn = [self.layout.row(self._draw(k), self._dtype).to(self._device) for k in range(1, count)]
+        return torch.stack([self._first, *drawn][:count])
+
+    def noise(self, *words: int | str) -> torch.Generator:
+        """A host generator of the stream (seed, words), for methods that draw when they start."""
+        return torch.Generator().manual_seed(streams.integer(self.seed, *words))
+
+    def _draw(self, number: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(streams.integer(self.seed, "init", number))
+            if not isinstance(self._model, nn.Module):
+                return self._wrapped(self._model())
+            module = copy.deepcopy(self._model)
+            if number:
+                for name, sub in module.named_modules():
+                    if hasattr(sub, "reset_parameters"):
+                        sub.reset_parameters()
+                    elif next(sub.parameters(recurse=False), None) is not None:
+                        raise CoterieError(
+                            f"layer '{name}' ({type(sub).__name__}) cannot be drawn anew for a second model; "
+                            "pass a function that builds the model instead of a module."
+                        )
+            return self._wrapped(module)
+
+    def _wrapped(self, module: nn.Module) -> nn.Module:
+        """The method's module around the user's, whose head is declared first: wrapping may rename its layers."""
+        if self._head is not None:
+            declare_head(module, self._head)
+        return self._wrap(module)
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client does in one round: the training options that reach it."""
+
+    batch: int = 10
+    epochs: int = 1
+    steps: int | None = None
+    lr: float = 0.05
+
+
+class Cohort:
+    """Clients computed together: all participants on the stacked engine, exactly one on a Flower client.
+
+    Tensors have the clients as first axis, `C`. Rows are `[C, D]`, or `[C, K, D]` for K models a client. What runs
+    per sample is written for one client: `objective(net, row, batch, given)`, `step(net, state, batch, given)`,
+    `correct(gradient, row, given)`; whatever it needs comes in through `state` and `given`.
+    """
+
+    def __init__(
+        self, engine: Stacked, ids: IntArray, init: Init, seed: int | Tensor, round: int, local: Local, classes: int,
+        histogram: IntArray, names: IntArray | None = None, work: np.ndarray[Any, np.dtype[np.float64]] | None = None,
+        frozen_buffers: bool = False, numbers: IntArray | None = None,
+    ) -> None:
+        self._engine, self._ids, self._local, self._work = engine, ids, local, work
+        self._names = ids if names is None else names
+        self._numbers = ids if numbers is None else numbers  # `ids` are places in the engine's data
+        self._frozen_buffers = frozen_buffers
+        self._seed, self._init, self.round, self.classes = seed, init, round, classes  # a seed, or one a client [C]
+        self._histogram = histogram
+        self.left: Tensor | None = None  # rows as the last plain training left them, for the policy of local buffers
+        self.spent = np.zeros(len(ids), dtype=np.int64)  # local steps taken so far, for the evaluator
+
+    # -- facts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        return len(self._ids)
+
+    @property
+    def ids(self) -> Tensor:
+        """Client numbers `[C]`."""
+        return torch.from_numpy(self._numbers).to(self._engine.device)
+
+    @property
+    def n(self) -> Tensor:
+        """Training samples `[C]`."""
+        return torch.from_numpy(self._engine.sizes(self._ids, "train")).to(self._engine.device)
+
+    @property
+    def histogram(self) -> Tensor:
+        """Training samples per class `[C, classes]`."""
+        return torch.from_numpy(self._histogram).to(self._engine.device)
+
+    @property
+    def labels(self) -> Tensor:
+        """The distribution of the training labels `[C, classes]`, float64."""
+        return self.histogram.double() / self.n[:, None]
+
+    @property
+    def init(self) -> Init:
+        """The run's fresh rows."""
+        return self._init
+
+    @property
+    def layout(self) -> Layout:
+        return self._engine.layout
+
+    @property
+    def lr(self) -> float:
+        """This round's learning rate."""
+        return self._local.lr
+
+    @property
+    def epochs(self) -> int:
+        return self._local.epochs
+
+    def steps(self, epochs: int | None = None) -> Tensor:
+        """Local SGD steps each client takes `[C]`."""
+        work = self._amount(epochs, None, "train")
+        return torch.from_numpy(self._engine.steps(self._ids, work)).to(self._engine.device)
+
+    def descent(self, start: Tensor, end: Tensor) -> Tensor:
+        """(start - end) / (tau lr) `[C, D]`: the mean gradient along this round's tau steps of SGD; 0 for buffers."""
+        tau = self.steps().clamp(min=1).to(end.dtype)[:, None]
+        return self.layout.put((start - end) / (tau * self.lr), "buffers", end.new_zeros(()))
+
+    def assemble(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Rows `[C, D]` with these columns in the parts named, one after another, and the initial ones elsewhere."""
+        rows = self._fresh()
+        for part, columns in parts.items():
+            rows = self.layout.put(rows, part, columns)
+        return rows
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def loss(self, rows: Tensor, split: Split = "train") -> Tensor:
+        """Mean loss on a split, `[C, (K,) D] -> [C, (K)]`; clients without validation data use their training data."""
+        return self.measure(rows, split)["loss"]
+
+    def accuracy(self, rows: Tensor, split: Split = "train") -> Tensor:
+        """Fraction of correct classes on a split, `[C, (K,) D] -> [C, (K)]`."""
+        return self.measure(rows, split)["accuracy"]
+
+    def measure(self, rows: Tensor, split: Split = "train") -> dict[str, Tensor]:
+        """Loss, and accuracy where there are classes, on a split; NaN for clients that have no sample in it."""
+        wanted = self._engine.sizes(self._ids, split) > 0
+        if split == "val" and not wanted.all():
+            if not wanted.any():
+                return self.measure(rows, "train")
+            with_val, without = self._subset(wanted), self._subset(~wanted)
+            place = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(wanted), np.flatnonzero(~wanted)])))
+            seen, rest = with_val.measure(rows[wanted], "val"), without.measure(rows[~wanted], "train")
+            return {name: torch.cat([seen[name], rest[name]])[place.to(rows.device)] for name in seen}
+        sums = self._engine.measure(self._ids, rows, split)
+        count = torch.from_numpy(self._engine.sizes(self._ids, split)).to(rows.device, rows.dtype)
+        count = count.view(-1, *(1,) * (rows.ndim - 2))
+        return {name: value / count for name, value in sums.items()}
+
+    def total(self, fn: Sum, rows: Tensor, given: GivenLike = None, split: Split = "train") -> Any:
+        """The sum over a split of `fn(net, row, batch, given)`: a tensor `[C, ...]` or a dictionary of such."""
+        sums = self._engine.total(self._ids, fn, rows, _tensors(given), split)
+        return sums[""] if set(sums) == {""} else sums
+
+    def grad(
+        self, rows: Tensor, given: GivenLike = None, objective: Objective | None = None, split: Split = "train"
+    ) -> Tensor:
+        """The gradient of the mean objective over a whole split, `[C, (K,) D]`; dropout is off."""
+        summed = _Gradient(objective)
+        total = self._engine.total(self._ids, summed, rows, _tensors(given), split)[""]
+        count = torch.from_numpy(self._engine.sizes(self._ids, split)).to(rows.device, rows.dtype)
+        return total / count.clamp(min=1).view(-1, *(1,) * (rows.ndim - 1))
+
+    def samples(self, split: Split = "train") -> Iterator[tuple[Tensor, Tensor]]:
+        """Raw `(x, y)` client by client, for introductions only."""
+        starts, sizes = self._engine.starts(self._ids, split), self._engine.sizes(self._ids, split)
+        for start, size in zip(starts, sizes, strict=True):
+            yield self._engine.x[start : start + size], self._engine.y[start : start + size]
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def train(
+        self, rows: Tensor, given: GivenLike = None, *, epochs: int | None = None, steps: int | None = None,
+        lr: float | None = None, part: str = "all", correct: Correct | None = None,
+        objective: Objective | None = None, clip: float | None = None, distinct: bool = False, purpose: str = "train",
+    ) -> Tensor:
+        """Local SGD from `rows [C, (K,) D]`: E epochs (or `steps`) on the trainable tensors of `part`.
+
+        The K models of a client see the same batches (`distinct` gives each its own order) and the same `given`.
+        `clip` bounds the norm of each step's (corrected) gradient.
+        """
+        return self.train_watched(
+            rows, given, epochs=epochs, steps=steps, lr=lr, part=part, correct=correct, objective=objective,
+            clip=clip, distinct=distinct, purpose=purpose, watch=False,
+        )[0]
+
+    def train_watched(
+        self, rows: Tensor, given: GivenLike = None, *, epochs: int | None = None, steps: int | None = None,
+        lr: float | None = None, part: str = "all", correct: Correct | None = None,
+        objective: Objective | None = None, clip: float | None = None, distinct: bool = False, purpose: str = "train",
+        watch: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """`train`, and the running loss of the last epoch `[C, (K)]`: each batch before its step, in training mode.
+
+        Without `watch` the loss is not computed, and 0.
+        """
+        work = self._amount(epochs, steps, purpose, distinct=distinct)
+        still = work.epochs == 0 if work.steps is None else work.steps == 0
+        if still or not any(entry.trainable for entry in self.layout.within(part)):
+            return rows.clone(), self.loss(rows) if watch else rows.new_zeros(rows.shape[:-1])
+        self.spent = self.spent + self._engine.steps(self._ids, work)
+        chosen = self._local.lr if lr is None else lr
+        new, loss = self._engine.train(
+            self._ids, rows, _tensors(given), work, chosen, part, correct, objective, clip, watch
+        )
+        if self._frozen_buffers:
+            new = self.layout.put(new, "buffers", self.layout.cut(rows, "buffers"))
+        if purpose == "train":
+            self.left = new
+        return new, loss
+
+    def loop(
+        self, step: Step, state: S, given: GivenLike = None, *, epochs: int | None = None, steps: int | None = None,
+        lr: float | None = None, streams: int = 1, fraction: float = 1.0,
+        until: Callable[[Given], Tensor] | None = None, purpose: str = "train",
+    ) -> S:
+        """A method's own inner step on every batch: `state <- step(net, state, batch, given)`, written for one client.
+
+        The state is a record or a dictionary of tensors `[C, ...]`, and so is what comes back. `streams` independent
+        batches a step come as a tuple (stream 0 is the one plain training would use); `fraction` uses a part of the
+        samples; `until(state) -> [C]` is asked after each pass which clients are done. `given.lr` is the learning
+        rate. A state named `row` is the model whose running statistics a client keeps under the policy of local
+        buffers.
+        """
+        work = self._amount(epochs, steps, purpose, fraction=fraction, streams=streams)
+        chosen, begun = self._local.lr if lr is None else lr, _tensors(state)
+        out, taken = self._engine.loop(self._ids, step, begun, _tensors(given), work, chosen, until)
+        self.spent = self.spent + taken
+        if self._frozen_buffers:
+            rows = [name for name, t in begun.items() if t.ndim > 1 and t.shape[-1] == self.layout.size]
+            out |= {n: self.layout.put(out[n], "buffers", self.layout.cut(begun[n], "buffers")) for n in rows}
+        if purpose == "train" and "row" in out and out["row"].shape[-1] == self.layout.size:
+            self.left = out["row"]
+        return type(state).of(out) if isinstance(state, Record) else out  # type: ignore[return-value]
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _amount(self, epochs: int | None, steps: int | None, purpose: str, **options: Any) -> Work:
+        keys = streams.key(self._seed, torch.from_numpy(self._names), self.round, purpose)
+        own = epochs is None and steps is None
+        return Work(
+            batch=self._local.batch,
+            epochs=self._local.epochs if epochs is None else epochs,
+            steps=self._local.steps if own else steps,
+            keys=keys,
+            work=self._work,
+            **options,
+        )
+
+    def _fresh(self) -> Tensor:
+        """The initial row of each client `[C, D]`."""
+        return self._init.row.expand(self.size, -1)
+
+    def _subset(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Cohort:
+        work = None if self._work is None else self._work[mask]
+        seed = self._seed[torch.from_numpy(mask)] if isinstance(self._seed, Tensor) else self._seed
+        return Cohort(
+            self._engine, self._ids[mask], self._init, seed, self.round, self._local, self.classes,
+            self._histogram[mask], self._names[mask], work, self._frozen_buffers, self._numbers[mask],
+        )
+
+
+def _tensors(given: GivenLike) -> dict[str, Tensor]:
+    return {} if given is None else given.tensors() if isinstance(given, Record) else dict(given)
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """Sums the gradient over batches, so that dividing by n gives the gradient of the mean."""
+
+    objective: Objective | None
+
+    def __call__(self, net: Net, row: Tensor, batch: Batch, given: Given) -> Tensor:
+        return net.grad(row, batch, self.objective, given) * batch.weight.sum()

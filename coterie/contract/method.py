@@ -1,0 +1,304 @@
+"""The contract: a personalized-learning method is a handful of small pure functions on rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from coterie.contract.aggregator import Aggregator, Mean
+from coterie.contract.cohort import Cohort, Init
+from coterie.contract.layout import Layout
+from coterie.contract.records import Each, Model, Models, Nothing, Record, Upload
+from coterie.errors import CoterieError
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What `merge` sees: the participants' uploads stacked over clients, `up.update [m, ...]`, and who sent them."""
+
+    tensors: Mapping[str, Tensor]
+    ids: Tensor  # [m] client numbers
+    n: Tensor  # [m] training samples
+    share: Tensor  # [m] n / sum of n over the participants, float64
+    population: int  # M, clients admitted so far
+    round: int
+    layout: Layout
+
+    @property
+    def even(self) -> Tensor:
+        """`[m]`: 1 / m, for methods in which clients count alike."""
+        return torch.full_like(self.share, 1 / len(self.share))
+
+    def share_in(self, cluster: Tensor, clusters: int, weighted: bool = True) -> Tensor:
+        """`[m] -> [m, K]`: n_i / n_k (1 / m_k unless `weighted`) for client i of cluster k, and 0 in other clusters."""
+        member = torch.nn.functional.one_hot(cluster, clusters).double()
+        mass = member * self.n[:, None] if weighted else member
+        return mass / mass.sum(0).clamp(min=1)
+
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self.__dict__["tensors"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"the uploads hold {sorted(self.__dict__.get('tensors', {}))}, not '{name}'") from None
+
+
+class Pooled(Uploads):
+    """With privacy on, what `merge` sees: the clients' noisy mean as the upload `[1, ...]` of nobody in particular."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("ids", "n"):
+            raise CoterieError(f"its server asks for the clients' {name}, and only their mean is known.")
+        return super().__getattribute__(name)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base of every method. Subclasses are frozen dataclasses of hyperparameters in files of `coterie/methods`.
+
+    A method holds no loop, no evaluator, no device code and no file access. The server calls `start`, `hello`,
+    `admit`, `send` and `merge`; the client calls `introduce`, `join`, `local` and `deploy`, with all clients of a
+    cohort at once (first axis `C`). Unless a method says otherwise there is one model: clients receive it, `train` it,
+    upload how it moved, and use it as received. Only `merge` must be written.
+    """
+
+    aggregator: Aggregator = field(default_factory=Mean, kw_only=True)
+    """How the server averages what clients send; chosen behind a plus, as in `fedavg+confree`."""
+    validation: bool = field(default=True, kw_only=True)
+    """Whether clients keep a validation split; released programs do not."""
+    published: str = field(default="", kw_only=True)
+    """The stage that the paper's table printed, named by presets that reproduce its program."""
+
+    name: ClassVar[str]
+    family: ClassVar[str] = "other"
+    shared: ClassVar[str] = ""
+    keeps: ClassVar[str] = "nothing"
+    down: ClassVar[str] = "1"
+    up: ClassVar[str] = "1"
+    newcomer: ClassVar[str] = ""
+    cite: ClassVar[str] = ""
+    averages: ClassVar[bool] = True
+    """Whether an aggregator other than the mean can be plugged in."""
+    private: ClassVar[str] = ""
+    """The spelling of a variant that uploads updates alone, where the method itself uploads more."""
+    presets: ClassVar[tuple[str, ...]] = ()
+    """Class methods that build a named variant, e.g. `official`: the program its authors released."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__.lower()
+
+    # -- server ----------------------------------------------------------------------------------------------------
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """The user's module with the parts this method adds; how it predicts is its `forward`."""
+        return module
+
+    def start(self, init: Init) -> Record:
+        """Fresh rows -> server state; by default one model."""
+        return Model(init.row)
+
+    def hello(self, server: Any) -> Record:
+        """What a client is told at first contact, before it introduces itself."""
+        return Nothing()
+
+    def admit(self, server: Any, ids: Tensor, introductions: Any) -> Any:
+        """Clients arrive -> server state; for unseen clients it acts on a copy that is thrown away."""
+        return server
+
+    def send(self, server: Any, ids: Tensor) -> Any:
+        """Server state -> payload; by default the whole state, alike for every client."""
+        return server
+
+    def merge(self, server: Any, up: Uploads) -> Record:
+        """Uploads of the participants -> new server state."""
+        raise NotImplementedError
+
+    # -- client ----------------------------------------------------------------------------------------------------
+
+    def introduce(self, cohort: Cohort, hello: Any) -> Upload:
+        """First contact -> small tensors that leave the client once."""
+        return Upload()
+
+    def join(self, cohort: Cohort, payload: Any) -> Record:
+        """After admission -> the client's own state `[C, ...]`."""
+        return Nothing()
+
+    def local(self, cohort: Cohort, payload: Any, mine: Any) -> tuple[Upload, Record]:
+        """One round of a client -> what it uploads and its new own state; by default how `train` moved the row."""
+        return Upload(update=self.train(cohort, payload.row) - payload.row), mine
+
+    def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        """How a client trains the rows it received, `[C, D] -> [C, D]`; by default SGD on its loss."""
+        return cohort.train(rows)
+
+    def deploy(self, cohort: Cohort, payload: Any, mine: Any) -> Tensor:
+        """The row this client uses `[C, D]`; by default the one it received."""
+        row: Tensor = payload.row
+        return row
+
+    # -- words every method has ------------------------------------------------------------------------------------
+
+    def check(self, population: int, layout: Layout) -> None:
+        """Raise a CoterieError before the first round if this method cannot run with these clients or this model."""
+
+    def report(self, server: Any, up: Uploads) -> dict[str, Tensor]:
+        """Numbers worth recording each round (before `merge`), e.g. an objective or a cluster's size."""
+        return {}
+
+    def fallback(self, server: Any, init: Init, report: Mapping[str, Any]) -> Tensor:
+        """The row `[D]` of a newcomer that brings no labels, so that nothing can be chosen or trained for it.
+
+        It is the shared model; of several the one that most clients use, by their clusters or by the numbers of the
+        last round's `report`; of a table of clients' models the mean; the initial row where nothing is shared.
+        """
+        held: dict[str, Tensor] = server.tensors()
+        if "row" in held or "rows" not in held:
+            return held.get("row", init.row)
+        rows = held["rows"]  # [K, D]
+        if "cluster" in held:
+            return rows[torch.bincount(held["cluster"], minlength=len(rows)).argmax()]
+        for name, numbers in report.items():
+            if name in ("alpha", "clients"):  # of participants, not of models
+                continue
+            if isinstance(numbers, list) and len(numbers) == len(rows) and not isinstance(numbers[0], list):
+                return rows[int(torch.tensor(numbers).argmax())]
+        return rows.mean(0) if isinstance(self, Personal) else rows[0]
+
+    def few(self, server: Any) -> Tensor | None:
+        """The few models `[K, D]` that clients choose from or mix, where the method has such; read by the report."""
+        return None
+
+    def uses(self, server: Any, up: Uploads) -> dict[str, Tensor]:
+        """How much each participant uses each of the few models, `w [m, K]` with rows that sum to 1, and, where clients
+        count unequally, their `alpha [m]`; recorded in rounds that are evaluated."""
+        return {}
+
+    def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout, server_lr: float = 1.0) -> Tensor:
+        """`[m, d], [m] -> [d]`: the update the server applies; model by model for weights `[m, K]`, with the same
+        updates `[m, d]` for all K models or their own `[m, K, d]`, `-> [K, d]`.
+
+        The weights' sum is the mass: the result is server_lr * mass * aggregator(updates, weights / mass). Clients
+        of weight 0 are absent; mass 0 gives 0. Buffers are not directions: whatever the mass and the learning rate,
+        running statistics take the weighted mean and counters the maximum. With privacy on they stay as they are, and
+        so do parameters that are not trained.
+        """
+        if weights.ndim == 1:
+            return aggregate(self.aggregator, updates, weights, layout, server_lr)
+        own = updates.unbind(1) if updates.ndim == 3 else [updates] * weights.shape[1]
+        moves = [self.aggregate(u, w, layout, server_lr) for u, w in zip(own, weights.unbind(1), strict=True)]
+        return torch.stack(moves)
+
+    def recentre(self, rows: Tensor, theta: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        """`[K, d], [m, d], [m, K] -> [K, d]`: model k moves to sum_i w_ik theta_i; it stays where its weights are 0."""
+        moved = [old + self.aggregate(theta - old, w, layout) for old, w in zip(rows, weights.unbind(1), strict=True)]
+        return torch.stack(moved)
+
+
+# -- shapes that several methods have ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FewModels(Method):
+    """Methods with K = `models` server models, which start from independent draws: equal ones would stay alike."""
+
+    models: int = 3
+    """How many models the server keeps, K."""
+
+    family = "few models"
+    shared = "K models"
+
+    def check(self, population: int, layout: Layout) -> None:
+        if not 1 <= self.models <= population:
+            raise CoterieError(f"{self.name} with {self.models} models needs as many clients; there are {population}.")
+
+    def start(self, init: Init) -> Record:
+        return Models(init.rows(self.models))
+
+    def few(self, server: Any) -> Tensor | None:
+        rows: Tensor = server.rows
+        return rows
+
+
+@dataclass(frozen=True)
+class Clustered(Method):
+    """Methods whose server has a model per cluster, `rows [K, D]`, and knows the `cluster [M]` of every client."""
+
+    family = "few models"
+    shared = "a model per cluster"
+
+    def send(self, server: Any, ids: Tensor) -> Record:
+        return Model(Each(server.rows[server.cluster[ids]]))  # type: ignore[arg-type]
+
+    def report(self, server: Any, up: Uploads) -> dict[str, Tensor]:
+        return {"clients_per_model": torch.bincount(server.cluster, minlength=len(server.rows))}
+
+    def few(self, server: Any) -> Tensor | None:
+        rows: Tensor = server.rows
+        return rows
+
+    def uses(self, server: Any, up: Uploads) -> dict[str, Tensor]:
+        return {"w": F.one_hot(server.cluster[up.ids], len(server.rows))}
+
+
+@dataclass(frozen=True)
+class Personal(Method):
+    """Methods in which every client uses a model of its own, `mine.row [C, D]`, at first the initial one."""
+
+    keeps = "its model"
+
+    def join(self, cohort: Cohort, payload: Any) -> Record:
+        return Model(cohort.assemble({}))
+
+    def deploy(self, cohort: Cohort, payload: Any, mine: Any) -> Tensor:
+        row: Tensor = mine.row
+        return row
+
+
+# -- words for what the server does ------------------------------------------------------------------------------------
+
+
+def aggregate(
+    aggregator: Aggregator, updates: Tensor, weights: Tensor, layout: Layout, server_lr: float = 1.0
+) -> Tensor:
+    """One model's update from `updates [m, d]` and `weights [m]`, see `Method.aggregate`."""
+    mass, kept = weights.sum(), weights > 0
+    updates = torch.where(kept[:, None], updates, 0)  # 0 times a diverged client's NaN would not be 0
+    if isinstance(aggregator, Mean):  # the mean needs no filtering, and so no answer from the device
+        out = (server_lr * weights).to(updates.dtype) @ updates
+    elif not kept.any():
+        return torch.zeros_like(updates[0])
+    else:
+        directions = layout.cut(updates[kept], "parameters")
+        move = aggregator.aggregate(directions, (weights[kept] / mass).to(updates.dtype), layout.only("parameters"))
+        out = layout.put(torch.zeros_like(updates[0]), "parameters", (server_lr * mass).to(updates.dtype) * move)
+    if aggregator.private:
+        for entry in layout.entries:
+            if entry.kind != "parameter" or not entry.trainable:
+                out[entry.start : entry.stop] = 0  # nobody sends anything there, and noise would do harm
+        return out
+    buffers = [entry for entry in layout.entries if entry.kind != "parameter"]
+    parts = (weights / torch.where(mass > 0, mass, 1)).to(updates.dtype) if buffers else weights
+    for entry in buffers:
+        columns = slice(entry.start, entry.stop)
+        out[columns] = updates[:, columns].amax(0) if entry.kind == "counter" else parts @ updates[:, columns]
+    return out
+
+
+def enrol(table: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+    """A server table `[M, ...]` with `values [m, ...]` written at the clients' numbers, grown where they are new."""
+    size = max(len(table), int(ids.max()) + 1)
+    grown = table.new_zeros(size, *values.shape[1:])
+    grown[: len(table)] = table
+    grown[ids] = values
+    return grown
+
+
+def pick(rows: Tensor, choice: Tensor) -> Tensor:
+    """`rows [C, K, ...], choice [C] -> [C, ...]`: each client's chosen model."""
+    return rows[torch.arange(len(rows), device=rows.device), choice]

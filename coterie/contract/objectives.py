@@ -1,0 +1,51 @@
+"""What the objectives and inner steps of several methods have in common, written for one client."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coterie.contract.net import Batch, Given, Net, Row
+
+
+def flat(net: Net, row: Row) -> Tensor:
+    """The trainable tensors of a row as one vector `[P]`."""
+    tensors = net.tensors(row)
+    return torch.cat([tensors[entry.name].flatten() for entry in net.layout.entries if entry.trainable])
+
+
+def hessian_times(net: Net, row: Tensor, batch: Batch, direction: Tensor) -> Tensor:
+    """H g at `row [D]` on a batch, for g = `direction [D]`: the gradient of <grad L(row), g>."""
+    return net.grad(row.clone(), batch, _slope, Given(direction=direction))
+
+
+def _slope(net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
+    """<grad L(row), direction>, by forward differentiation."""
+    tensors, direction = net.tensors(row), net.tensors(given.direction)
+    names = [entry.name for entry in net.layout.entries if entry.trainable]
+
+    def along(moving: dict[str, Tensor]) -> Tensor:
+        fixed = {name: t.clone() for name, t in tensors.items() if name not in moving}  # statistics move in copies
+        return net.loss({**fixed, **moving}, batch)
+
+    primal, tangent = ({name: t[name] for name in names} for t in (tensors, direction))
+    return torch.func.jvp(along, (primal,), (tangent,))[1]  # type: ignore[no-any-return]
+
+
+def by_class(net: Net, batch: Batch, z: Tensor) -> Tensor:
+    """Sums of `z [B, d]` over the samples of each class, `[classes, d]`."""
+    member = batch.y[:, None] == torch.arange(net.task.classes, device=z.device)  # [B, classes]
+    return (member.to(z.dtype) * batch.weight[:, None]).T @ z
+
+
+def cosine(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cosines of features, `[B, ...], [B, ...] -> [B]`, not in their half precision."""
+    return F.cosine_similarity(a.flatten(1).to(dtype), b.flatten(1).to(dtype))
+
+
+def scores(net: Net, row: Row, layer: str, z: Tensor) -> Tensor:
+    """What a linear layer inside the head makes of features `z [B, features]`."""
+    tensors, prefix = net.tensors(row), f"{net.layout.head}." if net.layout.head else ""
+    weight = tensors[f"{prefix}{layer}.weight"]
+    return F.linear(z.to(weight.dtype), weight, tensors.get(f"{prefix}{layer}.bias"))

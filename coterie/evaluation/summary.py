@@ -1,0 +1,85 @@
+"""What the clients' scores add up to: summaries, the round to report, and how newcomers fare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coterie.evaluation.score import Array, Evaluation, Scores
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the clients' values add up to. `worst` and `lowest` are the badly served side of the metric."""
+
+    mean: float
+    pooled: float
+    std: float
+    worst: float
+    lowest: float
+    best: float
+    jain: float
+
+
+def summary(values: Array, samples: np.ndarray[Any, Any], higher_is_better: bool) -> Summary:
+    """Unweighted mean, mean over pooled samples, spread over clients, worst client, mean of the worst 10 % of the
+    clients (at least one), best client, and Jain's index (sum x)^2 / (m sum x^2), which is 1 when all are equal."""
+    there = ~np.isnan(values)
+    x, n = values[there], samples[there]
+    if not len(x):
+        return Summary(*[float("nan")] * 7)
+    ordered = np.sort(x) if higher_is_better else np.sort(x)[::-1]
+    tenth = max(1, len(x) // 10)
+    squares = float((x**2).sum())
+    with np.errstate(invalid="ignore"):  # a diverged client has an infinite loss; its spread is then not a number
+        return Summary(
+            mean=float(x.mean()),
+            pooled=float((x * n).sum() / max(n.sum(), 1)),
+            std=float(x.std()),
+            worst=float(ordered[0]),
+            lowest=float(ordered[:tenth].mean()),
+            best=float(ordered[-1]),
+            jain=float(np.divide(x.sum() ** 2, len(x) * squares)) if squares > 0 else 1.0,
+        )
+
+
+def summarise(scores: Scores) -> Summary:
+    """The summary of a stage's test metric."""
+    return summary(scores.test[scores.metric], scores.samples, scores.metric == "accuracy")
+
+
+def validation_score(scores: Scores) -> tuple[float, float]:
+    """What decides between rounds, larger is better: mean validation accuracy, then mean validation loss."""
+    loss = float(np.nanmean(scores.val["loss"])) if not np.isnan(scores.val["loss"]).all() else float("nan")
+    if np.isnan(loss):
+        return (float("nan"), float("nan"))
+    accuracy = float(np.nanmean(scores.val["accuracy"])) if "accuracy" in scores.val else 0.0
+    return (accuracy, -loss)
+
+
+def chosen_round(history: Sequence[Evaluation], stage: str = "served") -> int:
+    """The evaluated round to report: best on validation data, the earliest of equals; the last one without them."""
+    scored = [(validation_score(e.stages[stage]), -e.round) for e in history if stage in e.stages]
+    scored = [item for item in scored if not np.isnan(item[0][1])]
+    return -max(scored)[1] if scored else history[-1].round
+
+
+def since_arrival(evaluation: Evaluation, arrives: Sequence[int]) -> dict[str, list[tuple[int, int, float]]]:
+    """Stage -> (rounds since arrival, clients, mean of their test metric), for clients that arrived after the start.
+
+    `arrives[i]` is the round in which client i arrived; clients without test data are left out.
+    """
+    when = np.asarray(arrives, dtype=np.int64)
+    found: dict[str, list[tuple[int, int, float]]] = {}
+    for stage in ("served", "adapted"):
+        scores = evaluation.stages.get(stage)
+        if scores is None or not len(when):
+            continue
+        came, values = when[scores.clients], scores.test[scores.metric]
+        kept = (came > 0) & ~np.isnan(values)
+        age, values = evaluation.round - came[kept], values[kept]
+        found[stage] = [(int(a), int((age == a).sum()), float(values[age == a].mean())) for a in np.unique(age)]
+    return found

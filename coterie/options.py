@@ -1,0 +1,129 @@
+"""Options as text and as values: the fields of a dataclass, `name:option=value,...`, and what the words mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from coterie.errors import CoterieError, unknown
+from coterie.files import IN_FILE
+
+T = TypeVar("T")
+
+_OPTIONS: dict[type[Any], dict[str, Any]] = {}  # resolving the hints of a class takes longer than all the rest
+
+
+def options(cls: type[Any]) -> dict[str, Any]:
+    """The options of a dataclass: name -> type."""
+    if cls not in _OPTIONS:
+        hints = get_type_hints(cls)
+        _OPTIONS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+    return _OPTIONS[cls]
+
+
+def build(cls: type[T], values: Mapping[str, Any], kind: str) -> T:
+    """The dataclass with these values, text converted to each option's type; unknown names suggest the nearest.
+
+    A class may say what others call its options, `OTHER_WORDS`, and where they are explained, `LISTED`.
+    """
+    known = options(cls)
+    for name in values:
+        if name not in known:
+            raise unknown(
+                f"option of {kind}", name, known, getattr(cls, "OTHER_WORDS", None), getattr(cls, "LISTED", "")
+            )
+    return cls(**{name: convert(value, known[name], f"{kind}'s {name}") for name, value in values.items()})
+
+
+def convert(value: Any, hint: Any, what: str) -> Any:
+    """A value, possibly text from the command line, as the type an option wants."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise unknown(f"value of {what}", str(value), (str(choice) for choice in get_args(hint)))
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() == "none"):
+            return None
+        return convert(value, next(h for h in get_args(hint) if h is not type(None)), what)
+    try:
+        if hint is bool:
+            return _truth(value)
+        if hint is int and not isinstance(value, bool):
+            number = int(value)
+            if float(value) == number:
+                return number
+            raise ValueError
+        if hint is float and not isinstance(value, bool):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise CoterieError(f"{what} must be {_article(hint)}, not '{value}'.") from None
+    if hint is str and not isinstance(value, str):
+        raise CoterieError(f"{what} must be text, not '{value}'.")
+    if hint in (bool, int, float) and isinstance(value, bool) and hint is not bool:
+        raise CoterieError(f"{what} must be {_article(hint)}, not '{value}'.")
+    return value
+
+
+def spelled(value: Any) -> str:
+    """A value as the command line spells it: true, false and none in lower case."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def respelled(text: str) -> str:
+    """A method's spelling as it is written now; older runs have `=True` and `=False`."""
+    return re.sub(r"=(?:True|False)(?=[,+]|$)", lambda found: found[0].lower(), text)
+
+
+def _truth(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("true", "yes", "on", "1"):
+        return True
+    if str(value).lower() in ("false", "no", "off", "0"):
+        return False
+    raise ValueError
+
+
+def _article(hint: Any) -> str:
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, str(hint))
+
+
+def split_options(rest: str, text: str) -> dict[str, str]:
+    """`key=value,key=value` -> the values as text; a value may hold commas itself, such as hidden=64,32."""
+    found: dict[str, str] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals and found:
+            last = next(reversed(found))
+            found[last] += f",{item}"
+        elif not equals:
+            raise CoterieError(f"'{item}' in '{text}' is no option; write name:option=value,option=value.")
+        else:
+            found[key.strip()] = value.strip()
+    return found
+
+
+def parse_options(text: str) -> tuple[str, dict[str, Any]]:
+    """`name:key=value,key=value` -> name and values as numbers where they look like numbers.
+
+    The name of something in a file holds a colon itself: `file.py:Name:key=value`.
+    """
+    file = IN_FILE.match(text)
+    name, _, rest = text.partition(":") if file is None else (f"{file[1]}:{file[2]}", ":", file[3] or "")
+    found = split_options(rest, text)
+    return name, {key: _plain(value) for key, value in found.items()}
+
+
+def _plain(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

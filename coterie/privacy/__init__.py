@@ -1,0 +1,1 @@
+"""Client-level differential privacy: what rounds cost, and the noisy mean that the server sees."""

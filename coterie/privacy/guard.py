@@ -1,0 +1,187 @@
+"""A run's privacy on the server: it turns the clients' uploads into one noisy mean before anything else sees them.
+
+Both engines use it alike: `Guard.of` before the first round, `rehearse` with one upload, then each round `pool`. The
+`clip` is its only state and belongs into the checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.aggregators.private import Private
+from coterie.contract.aggregator import Aggregator, Mean
+from coterie.contract.layout import Layout
+from coterie.contract.method import Method, Pooled, Uploads
+from coterie.contract.records import Record
+from coterie.errors import CoterieError
+from coterie.privacy import account
+from coterie.running.config import Training
+
+SECRET = "COTERIE_SECRET"
+"""The environment variable whose text names the streams of noise and sampling together with the seed."""
+
+_accounts = cache(account.Account)
+
+
+def lot(seed: int) -> int:
+    """The number that names the streams of Poisson sampling: the seed, or one made of secret and seed."""
+    if SECRET not in os.environ:
+        return seed
+    return int.from_bytes(hashlib.blake2b(_root(seed).encode(), digest_size=8).digest(), "big")
+
+
+def _root(seed: int) -> str:
+    return f"{os.environ[SECRET]}/{seed}" if SECRET in os.environ else str(seed)
+
+
+def normal(seed: int, t: int, purpose: str, count: int) -> Tensor:
+    """Standard normal numbers `[count]`, float64, of the stream (secret, seed, round, purpose).
+
+    SHAKE-256 makes the bits, so that nobody without the secret can find them again; 53 of them are a uniform number,
+    which the normal quantile function maps.
+    """
+    name = repr((_root(seed), t, purpose)).encode()
+    bits = np.frombuffer(hashlib.shake_256(name).digest(8 * count), dtype="<u8") >> np.uint64(11)
+    drawn: Tensor = torch.special.ndtri(torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-53))
+    return drawn
+
+
+@dataclass(frozen=True)
+class _Rehearsed(Aggregator):
+    """The mean in private's place, for `rehearse`."""
+
+    private = True
+
+    def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        return weights @ updates
+
+
+class Guard:
+    """Privacy of one run: who may run, what `merge` sees, and what it has cost."""
+
+    def __init__(self, method: Method, plan: Private, training: Training, population: int) -> None:
+        self.method, self.plan, self.training, self.population = method, plan, training, population
+        self.expected = training.participation * population
+        self.clip = plan.clip
+        self._check()
+
+    @classmethod
+    def of(cls, method: Method, training: Training, population: int) -> Guard | None:
+        """The guard of a run with the aggregator `private`; none without it. Raises where a run must not begin."""
+        plan = method.aggregator
+        return cls(method, plan, training, population) if isinstance(plan, Private) else None
+
+    def _check(self) -> None:
+        plan, training = self.plan, self.training
+        if self.population < 2:
+            raise CoterieError("private hides a client among others; there is only one.")
+        if training.sampling != "poisson" and training.participation < 1:
+            raise CoterieError(
+                "private accounts for clients that are drawn independently of each other; set sampling=poisson."
+            )
+        if training.patience:
+            raise CoterieError(
+                "patience stops by the clients' validation scores, which private does not protect; set patience=0."
+            )
+        if plan.epsilon is not None and self.spent(training.rounds) > plan.epsilon:
+            q, rounds = training.participation, training.rounds
+            enough = account.noise(plan.epsilon, q, rounds, plan.delta)
+            fitting = next(t for t in range(rounds, -1, -1) if t == 0 or self.spent(t) <= plan.epsilon)
+            few = f"rounds={fitting} or " if fitting else ""
+            raise CoterieError(
+                f"{rounds} rounds would spend epsilon {self.spent(rounds):.3f}, more than the budget of "
+                f"{plan.epsilon:g}; set {few}private's sigma={enough:g}."
+            )
+
+    def spent(self, rounds: int) -> float:
+        """The epsilon of so many rounds."""
+        plan, planned = self.plan, self.training.rounds
+        return _accounts(plan.sigma, self.training.participation, max(rounds, planned), plan.delta).epsilon(rounds)
+
+    def meet(self, introductions: Iterable[str]) -> None:
+        """Raise if clients introduce themselves: what they tell is not protected."""
+        told = sorted(introductions)
+        if told:
+            raise CoterieError(
+                f"{self.method.name} asks clients to introduce themselves by {_listed(told)}, which private does not "
+                "protect; use another method."
+            )
+
+    def rehearse(self, server: Record, sent: Mapping[str, Tensor], layout: Layout) -> None:
+        """Raise if `merge` takes more from uploads like `sent [c, ...]` than their mean.
+
+        Two invented updates must move the server as their mean does, and in a model with running statistics these
+        must not be among what moves.
+        """
+        self._fields(sent)
+        shape, like = sent["update"].shape[1:], sent["update"]
+        made = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(like)
+        half = torch.full((2,), 0.5, dtype=torch.float64, device=like.device)
+        ids = torch.arange(2, device=like.device)
+        apart = Uploads({"update": made}, ids, torch.ones_like(ids), half, self.population, 0, layout)
+        plain = replace(self.method, aggregator=_Rehearsed())
+        moved = plain.merge(server, apart)
+        try:
+            together = plain.merge(server, self._pooled(made.mean(0), apart))
+        except (CoterieError, RuntimeError, ValueError, IndexError) as reason:
+            raise CoterieError(f"{self.method.name} cannot be private: {reason}") from reason
+        if not _alike(moved, together):
+            raise CoterieError(
+                f"{self.method.name} cannot be private: its server takes more from the updates than their mean."
+            )
+        if self.training.buffers == "average" and layout.within("buffers"):
+            averaged = replace(self.method, aggregator=Mean()).merge(server, apart)
+            if not _alike(moved, averaged):
+                raise CoterieError(
+                    "private does not protect running statistics, which would be averaged; set buffers=local or "
+                    "buffers=server, or take a model without them."
+                )
+
+    def pool(self, up: Uploads) -> tuple[Uploads, dict[str, Any]]:
+        """What `merge` and `report` see of a round's uploads, and numbers for the record. The clip moves on."""
+        self._fields(up.tensors)
+        spent = self.spent(up.round + 1)
+        if self.plan.epsilon is not None and spent > self.plan.epsilon:
+            raise CoterieError(f"round {up.round + 1} would exceed the budget of epsilon {self.plan.epsilon:g}.")
+        said = {"epsilon": round(spent, 6), **({} if self.plan.quantile is None else {"clip": self.clip})}
+        mean, self.clip = self.plan.noisy_mean(
+            up.update, self.clip, self.expected, lambda purpose, n: normal(self.training.seed, up.round, purpose, n)
+        )
+        return self._pooled(mean, up), said
+
+    def _fields(self, sent: Mapping[str, Tensor]) -> None:
+        """Raise if anything but `update` is uploaded."""
+        more = sorted(set(sent) - {"update"})
+        if more or "update" not in sent:
+            instead = f"use {self.method.private}" if self.method.private else "use another method"
+            what = _listed(more) if more else "nothing to average"
+            raise CoterieError(
+                f"{self.method.name} uploads {what}, which private does not protect: it takes the clients' updates "
+                f"alone; {instead}."
+            )
+
+    def _pooled(self, mean: Tensor, up: Uploads) -> Pooled:
+        one = torch.ones(1, dtype=torch.float64, device=mean.device)
+        return Pooled({"update": mean[None]}, up.ids, up.n, one, up.population, up.round, up.layout)
+
+
+def _alike(one: Record, other: Record) -> bool:
+    """Whether two states are equal up to rounding."""
+    a, b = one.tensors(), other.tensors()
+    return a.keys() == b.keys() and all(
+        a[n].shape == b[n].shape and torch.allclose(a[n].double(), b[n].double(), rtol=1e-4, atol=1e-4) for n in a
+    )
+
+
+def _listed(names: list[str]) -> str:
+    quoted = [f"'{name}'" for name in names]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"

@@ -1,0 +1,1 @@
+"""Runs: one method on one federation, comparisons, run folders, and going on with what was stopped."""

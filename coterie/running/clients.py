@@ -1,0 +1,243 @@
+"""The client side of a run: the module, the engine with the clients' data, and what clients compute.
+
+A simulation has all clients here, a site on Flower exactly one; both call the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from coterie import streams
+from coterie.contract import records
+from coterie.contract.cohort import Cohort, Init, Local
+from coterie.contract.method import Method
+from coterie.contract.net import Net, PerSample, Task
+from coterie.contract.records import Record, Upload
+from coterie.data import Federation
+from coterie.engine import convolution, trial
+from coterie.engine.direct import Chain
+from coterie.engine.packing import IntArray
+from coterie.engine.stacked import Stacked
+from coterie.errors import CoterieError
+from coterie.running.config import Training
+
+ModelLike = nn.Module | Callable[[], nn.Module]
+
+
+class Clients:
+    """Clients with their data on one device. They keep no state here: rows and records come in and go out."""
+
+    def __init__(
+        self, method: Method, model: ModelLike, federation: Federation, training: Training, head: str | None = None,
+        loss: PerSample | None = None, choices: dict[str, Any] | None = None, twin: Clients | None = None,
+        population: int | None = None, first: int = 0,
+    ) -> None:
+        """`twin` holds clients of the same family of methods: its engine serves both where the module is the same.
+
+        `population` is how many clients the run has, if more than are here, and `first` the number of the first here.
+        """
+        self.method, self.training, self.first = method, training, first
+        self.federation = federation if method.validation else federation.without_validation()
+        self.population = self.federation.population if population is None else population
+        self.device = device(training.device)
+        self.dtype = torch.float64 if training.precision == "float64" else torch.float32
+        _set_precision(training.precision)
+        convolution.enabled = training.kernels
+        self.init = Init(
+            model, method.wrap, training.seed, head, self.dtype, self.device,
+            self.federation.arrived(0) if population is None else population, self.federation.classes,
+        )
+        self.layout = self.init.layout
+        self.engine: Stacked
+        self.choices: dict[str, Any]
+        if twin is not None and self._like(twin, choices or {}):
+            self.choices, self.engine = dict(twin.choices), twin.engine
+        else:
+            task = Task.of(federation.classes, loss)
+            net = Net(self.init.module, self.layout, task, bf16=training.precision == "bf16")
+            net.module.to(self.device)
+            self.choices = self._choose(net, choices or {})
+            chain = Chain.of(net, self.federation.x, self.device, self.dtype) if "direct" in self.choices else None
+            self.engine = Stacked(net, self.federation, self.device, self.dtype, chain=chain, capture=training.capture)
+        self._names = streams.integers("client", self.federation.names)
+        self._histogram = self.federation.histogram("train")  # [clients, classes]
+
+    def _like(self, twin: Clients, choices: dict[str, Any]) -> bool:
+        """Whether a twin's engine computes what this run's would, and as it did before the run was stopped."""
+        kept = all(choices[name] == twin.choices.get(name) for name in ("engine", "direct") if name in choices)
+        return kept and twin.engine.net.fits(self.init.module)
+
+    # -- cohorts and what travels ---------------------------------------------------------------------------------
+
+    def at(self, t: int, ids: IntArray, work: np.ndarray[Any, np.dtype[np.float64]] | None = None) -> Cohort:
+        """These clients as a cohort of round t."""
+        training = self.training
+        local = Local(training.batch, training.epochs, training.steps, training.lr_at(t))
+        return Cohort(
+            self.engine, ids, self.init, training.seed, t, local, self.federation.classes, self._histogram[ids],
+            self._names[ids], work, training.buffers == "server", ids + self.first,
+        )
+
+    def receive(self, payload: Record, own: Tensor) -> Record:
+        """A payload `[C, ...]` whose models have the clients' own buffers `[C, (K,) B]`, with buffers=local."""
+
+        def put(t: Tensor) -> Tensor:
+            if t.shape[-1:] != (self.layout.size,):
+                return t
+            fits = own if own.ndim == t.ndim else own.unsqueeze(1) if own.ndim < t.ndim else own[:, 0]
+            return self.layout.put(t, "buffers", fits)
+
+        return payload.map(put)
+
+    def kept_buffers(self, cohort: Cohort) -> Tensor | None:
+        """The buffers `[C, (K,) B]` that a cohort's clients keep after training, with buffers=local."""
+        if self.training.buffers != "local" or not self.layout.within("buffers") or cohort.left is None:
+            return None
+        return self.layout.cut(cohort.left, "buffers")
+
+    def without_local_buffers(self, sent: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What is sent, `[C, ...]`, with zeros where the policy keeps buffers at home."""
+        if self.training.buffers != "local":
+            return sent
+        empty = torch.zeros((), dtype=self.dtype, device=self.device)
+        size = len(self.layout.cut(self.init.row, "buffers"))
+        zero = empty.expand(size)
+        return {
+            name: self.layout.put(t, "buffers", zero) if t.shape[-1:] == (self.layout.size,) else t
+            for name, t in sent.items()
+        }
+
+    def traffic(self, tensors: dict[str, Tensor], way: str) -> dict[str, int]:
+        """Bytes per client and field; buffers that the policy keeps at home do not travel."""
+        stays = self.training.buffers == "local" or (self.training.buffers == "server" and way == "up")
+        at_home = sum(entry.size for entry in self.layout.within("buffers")) if stays else 0
+        travel = {}
+        for name, size in records.bytes_each(tensors).items():
+            t = tensors[name]
+            rows = t[0].numel() // self.layout.size if t.shape[-1:] == (self.layout.size,) else 0
+            travel[name] = size - rows * at_home * t.element_size()
+        return travel
+
+    # -- the engine -----------------------------------------------------------------------------------------------
+
+    def _choose(self, net: Net, choices: dict[str, Any]) -> dict[str, Any]:
+        """Stack or loop, decided once and kept with the run."""
+        x, y = self._samples(2)
+        one = self.federation.clients == 1 and not choices and self.training.engine in ("auto", "direct")
+        if one and self._directly(net, choices):  # nothing to decide; torch.func, slow to start, may never be needed
+            net.probe(self.init.row, x, y, gradient_too=False)
+            return {"engine": "stack", "direct": True}
+        reason = net.probe(self.init.row, x, y)
+        if self.training.engine == "stack" and reason is not None:
+            raise CoterieError(f"the model cannot be stacked ({reason}); use engine=loop or engine=auto.")
+        chosen: dict[str, Any] = {}
+        if "engine" in choices:
+            net.stacked = choices["engine"] == "stack"
+            chosen |= {name: choices[name] for name in ("milliseconds",) if name in choices}
+        elif self.training.engine == "loop":
+            net.stacked = False
+        elif self.training.engine != "stack" and reason is None and self.device.type == "cpu" and self.population > 1:
+            took = trial.times(net, self.init.row, *self._samples(self.training.batch or len(self.federation.x)))
+            net.stacked = took["looped"] >= trial.CLEAR * took["stacked"]
+            chosen["milliseconds"] = took
+        chosen["engine"] = "stack" if net.stacked else "loop"
+        if self._directly(net, choices):
+            chosen["direct"] = True
+        if reason is not None:
+            chosen["reason"] = f"the model cannot be stacked: {reason}"
+        return chosen
+
+    def _samples(self, count: int) -> tuple[Tensor, Tensor]:
+        """The first samples of the data, at most `count`."""
+        first = int(self.federation.bounds[0, 0])
+        x, y = (t[first : first + count].to(self.device) for t in (self.federation.x, self.federation.y))
+        return tuple(t.to(self.dtype) if t.is_floating_point() else t for t in (x, y))  # type: ignore[return-value]
+
+    def _directly(self, net: Net, choices: dict[str, Any]) -> bool:
+        """Whether plain training differentiates the model by hand."""
+        if choices:
+            return bool(choices.get("direct"))
+        if self.training.engine in ("stack", "loop"):
+            return False
+        found = Chain.of(net, self.federation.x, self.device, self.dtype) is not None
+        if self.training.engine == "direct" and not found:
+            raise CoterieError(
+                "engine=direct needs a chain of linear layers, convolutions, ReLU and max pooling (convolutions on a "
+                "GPU in tf32 or bf16 only); use engine=auto."
+            )
+        return found
+
+
+# -- what clients compute: `function(method, cohort, *records)`, see `running.joint` ----------------------------------
+
+Measured = tuple[dict[str, Tensor], dict[str, Tensor], IntArray]
+"""One stage of some clients: metrics `[C]` on test and on validation data, and the steps spent on the model `[C]`."""
+
+
+def introduce(method: Method, cohort: Cohort, hello: Record) -> Upload:
+    return method.introduce(cohort, hello)
+
+
+def join(method: Method, cohort: Cohort, payload: Record) -> Record:
+    return method.join(cohort, payload)
+
+
+def local(method: Method, cohort: Cohort, payload: Record, mine: Record) -> tuple[Upload, Record]:
+    found = method.local(cohort, payload, mine)
+    both = isinstance(found, tuple) and len(found) == 2
+    if not (both and isinstance(found[0], Upload) and isinstance(found[1], Record)):
+        raise CoterieError(f"{type(method).__name__}.local must return an Upload and a Record, not {_said(found)}.")
+    return found
+
+
+def deploy(method: Method, cohort: Cohort, payload: Record, mine: Record) -> Tensor:
+    """The rows `[C, D]` that clients use."""
+    rows = method.deploy(cohort, payload, mine)
+    if not isinstance(rows, Tensor) or tuple(rows.shape) != (cohort.size, cohort.layout.size):
+        expected = f"[{cohort.size}, {cohort.layout.size}], a row for each client"
+        raise CoterieError(f"{type(method).__name__}.deploy must return a tensor {expected}, not {_said(rows)}.")
+    return rows
+
+
+def _said(value: object) -> str:
+    return f"one {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def score(method: Method, cohort: Cohort, payload: Record, mine: Record) -> dict[str, Measured]:
+    return score_rows(cohort, deploy(method, cohort, payload, mine))
+
+
+def score_rows(cohort: Cohort, row: Tensor) -> dict[str, Measured]:
+    """The stages `served` and `adapted` of the rows `[C, D]` that clients use."""
+    found: dict[str, Measured] = {}
+    for stage in ("served", "adapted"):
+        row = cohort.train(row) if stage == "adapted" else row
+        found[stage] = (cohort.measure(row, "test"), cohort.measure(row, "val"), cohort.spent)
+    return found
+
+
+def score_newcomers(method: Method, cohort: Cohort, payload: Record) -> dict[str, Measured]:
+    return score(method, cohort, payload, method.join(cohort, payload))
+
+
+def device(name: str) -> torch.device:
+    """The device of this name; auto takes CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(name)
+    except RuntimeError:
+        raise CoterieError(f"unknown device '{name}'; use cpu, cuda, cuda:0, ... or auto.") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise CoterieError("device=cuda was asked for but PyTorch sees no CUDA device; use device=cpu or auto.")
+    return found
+
+
+def _set_precision(precision: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = precision in ("tf32", "bf16")
+    torch.backends.cudnn.allow_tf32 = precision in ("tf32", "bf16")

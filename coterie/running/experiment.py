@@ -1,0 +1,221 @@
+"""An experiment as text: data, partition, model, methods, training; from a TOML file, a folder or the command line."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from coterie import churn, files, models, registry
+from coterie.contract.method import Method
+from coterie.data import Federation, Source, load, natural, partition, published, spelled
+from coterie.errors import CoterieError, unknown
+from coterie.options import build, options, parse_options
+from coterie.running.config import Training
+
+DEFAULT_PARTITION = "dirichlet:alpha=0.5"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a result. `federation()`, `factory()` and `chosen()` build the parts."""
+
+    data: str = "digits"
+    """`digits`, the path of a file or folder, with options as in `table.csv:label=species,client=site`, or the name of
+    a published set, whose files lie in `data_dir`."""
+    data_dir: str = ""
+    """The folder with the original files of a published set."""
+    partition: str = ""
+    """`name:option=value,...`; by default natural where the data name their clients, else dirichlet:alpha=0.5."""
+    clients: int = 20
+    """Clients that train (a natural partition takes all of them)."""
+    unseen: int = 0
+    """Further clients kept out of training."""
+    val: float = 0.1
+    """Fraction of a client's training data held back for validation."""
+    test: float = 0.25
+    """Fraction of a client's data held back for testing."""
+    churn: str = ""
+    """Clients that come and go: `random:rate=0.1,...`, or the path of a csv file with client, arrives, leaves."""
+    data_seed: int = 0
+    """Seed of partition and splits; it stays the same for all seeds of a comparison."""
+    model: str = "mlp"
+    """`name:option=value,...`: linear, mlp, cnn, resnet18, textcnn, fasttext, sensor, or `file.py:Net:option=value`."""
+    head: str | None = None
+    """The layer that makes the scores, when it is not the last linear one."""
+    methods: tuple[str, ...] = ()
+    """What is compared, as in `["fedper", "fedfew:models=3"]`; `local` and `fedavg` always take part."""
+    seeds: int = 1
+    """Runs of each method in a comparison, which differ in the seed alone."""
+    about: str = ""
+    """A line for people."""
+    published: dict[str, str] = field(default_factory=dict)
+    """What a paper printed, by method (name, or name+aggregator), in % with its spread; shown beside our numbers."""
+    training: Training = field(default_factory=Training)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str = "the experiment") -> Experiment:
+        """From plain values, e.g. a TOML file's; every unknown name suggests the nearest known one."""
+        table = values.get("training", {}) if isinstance(values, Mapping) else None
+        if not isinstance(values, Mapping) or not isinstance(table, Mapping):
+            raise CoterieError(f"{where} and its training must be tables of settings, not {values!r}.")
+        given = dict(values)
+        training = build(Training, given.pop("training", {}), "training")
+        methods = given.pop("methods", ())
+        if not isinstance(methods, list | tuple) or not all(isinstance(m, str) for m in methods):
+            raise CoterieError(f"methods in {where} must be a list of names, not {methods!r}.")
+        printed = given.pop("published", {})
+        if not isinstance(printed, Mapping) or not all(isinstance(v, str | int | float) for v in printed.values()):
+            raise CoterieError(f"published in {where} must be a table of method = value, not {printed!r}.")
+        for name in given:
+            if name not in options(cls):
+                raise unknown(f"setting in {where}", name, options(cls))
+        made = build(cls, given, where)
+        if made.seeds < 1 or made.clients < 1 or made.unseen < 0:
+            raise CoterieError(f"seeds and clients must be at least 1 and unseen at least 0 in {where}.")
+        shown = {name: str(value) for name, value in printed.items()}
+        return replace(made, methods=tuple(methods), training=training, published=shown)
+
+    @classmethod
+    def read(cls, path: Path, released: bool = False) -> Experiment:
+        """From a TOML file; relative paths are taken from the file's own folder.
+
+        `extends` names a file beside it that is read first. The table `released` holds what a paper's released program
+        does otherwise; it counts with `released` only.
+        """
+        values = read_toml(path)
+        program = values.pop("released", {})
+        made = cls.of(_over(values, program) if released else values, str(path))
+        data, _ = spelled(made.data)
+        beside = path.parent / data
+        if data != "digits" and data not in published.SETS and beside.exists():
+            made = replace(made, data=f"{beside}{made.data.removeprefix(data)}")
+        listed = path.parent / made.churn
+        made = replace(made, churn=str(listed)) if made.churn.endswith(".csv") and listed.exists() else made
+        near = files.IN_FILE.match(str(path.parent / made.model))
+        return replace(made, model=near[0]) if near is not None and Path(near[1]).exists() else made
+
+    def record(self) -> dict[str, Any]:
+        """As plain values that `of` reads back, paths as seen from anywhere."""
+        data, _ = spelled(self.data)
+        local = data != "digits" and data not in published.SETS and Path(data).exists()
+        whole = f"{Path(data).resolve()}{self.data.removeprefix(data)}" if local else self.data
+        place = str(Path(self.data_dir).resolve()) if self.data_dir else ""
+        when = str(Path(self.churn).resolve()) if self.churn.endswith(".csv") else self.churn
+        return {
+            **asdict(self), "methods": list(self.methods), "data": whole, "data_dir": place, "churn": when,
+            "model": files.resolved(self.model),
+        }
+
+    def federation(self) -> Federation:
+        """Load, deal and split the data; with churn, say who is there when."""
+        made = self._dealt()
+        return churn.scheduled(made, self.churn) if self.churn else made
+
+    def _dealt(self) -> Federation:
+        source = self._source()
+        known = {"notes": list(source.notes), "classes": list(source.classes or ()), "encoding": source.encoding}
+        recipe: dict[str, Any] = {"data": self.data, **{name: value for name, value in known.items() if value}}
+        shares: dict[str, Any] = {"val": self.val, "test": self.test, "unseen": self.unseen, "seed": self.data_seed}
+        shares["classes"] = None if source.classes is None else len(source.classes)
+        name, given = parse_options(self.partition or ("natural" if source.client is not None else DEFAULT_PARTITION))
+        if source.encoding is not None and source.client is None and not self.partition:
+            recipe.setdefault("notes", []).append(
+                f"no column says who holds what, so samples are dealt to {self.clients} made-up clients ({name}); "
+                "client=COLUMN names the clients, --partition chooses another way to deal"
+            )
+        recipe |= {"partition": name, **given}
+        if name == "natural":
+            if source.client is None:
+                raise CoterieError(f"{self.data} names no clients, so a natural partition is impossible; use another.")
+            assignment, names = natural(source.client, **given)
+            return Federation.from_assignment(
+                source.x, source.y, assignment, names=names, recipe=recipe, given=source.split, **shares
+            )
+        total = self.clients + self.unseen
+        assignment = partition(name, source.y.numpy(), total, seed=self.data_seed, **given)
+        return Federation.from_assignment(source.x, source.y, assignment, recipe=recipe, **shares)
+
+    def _source(self) -> Source:
+        name, given = parse_options(self.data) if ":" in self.data else (self.data, {})
+        return published.load(name, self.data_dir, **given) if name in published.SETS else load(self.data)
+
+    def factory(self, federation: Federation) -> Callable[[], nn.Module]:
+        """The model for this federation's samples."""
+        name, given = parse_options(self.model)
+        return models.model(name, tuple(federation.x.shape[1:]), federation.outputs, **given)
+
+    def chosen(self) -> list[Method]:
+        return [registry.method(spec) for spec in self.methods]
+
+
+def read_toml(path: Path, depth: int = 0) -> dict[str, Any]:
+    """The values of a TOML file over those of the file that it `extends`."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as reason:  # a name with a zero byte is a ValueError
+        if isinstance(reason, OSError):
+            raise CoterieError(f"{path} cannot be read: {reason.strerror}.") from reason
+        raise CoterieError(f"{path} is not valid TOML: {reason}.") from reason
+    except RecursionError:
+        raise CoterieError(f"{path} is not valid TOML: it is nested too deeply.") from None
+    base = values.pop("extends", None)
+    if base is None:
+        return values
+    if not isinstance(base, str) or depth > 3:
+        raise CoterieError(f"extends in {path} must name one other file, at most four in a row, not {base!r}.")
+    return _over(read_toml(path.parent / base, depth + 1), values)
+
+
+def _over(base: dict[str, Any], values: Any) -> dict[str, Any]:
+    """The base with these values in place of its own; tables are merged, and `published` is replaced whole."""
+    if not isinstance(values, dict):
+        raise CoterieError(f"released must be a table of settings, not {values!r}.")
+    merged = dict(base)
+    for name, value in values.items():
+        both = isinstance(value, dict) and isinstance(base.get(name), dict) and name != "published"
+        merged[name] = _over(base[name], value) if both else value
+    return merged
+
+
+def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment:
+    """Apply `name=value` settings: training options, `method.option`, or an option of any chosen method."""
+    training: dict[str, Any] = {}
+    per_method: dict[str, dict[str, str]] = {spec: {} for spec in experiment.methods}
+    classes = {spec: type(registry.method(spec)) for spec in experiment.methods}
+    for item in settings:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise CoterieError(f"--set wants name=value, not '{item}'.")
+        if name in options(Training):
+            training[name] = value
+            continue
+        owner, dot, option = name.partition(".")
+        if not dot:
+            owner, option = "", name
+        takers = [s for s, cls in classes.items() if owner in ("", cls.name) and option in options(cls)]
+        if not takers and name in options(Experiment):
+            raise CoterieError(f"{name} is no training option but a setting of the experiment: use its flag, or a file "
+                               "for --config; `coterie options` explains both.")
+        if not takers:
+            known = {*options(Training), *(o for cls in classes.values() for o in options(cls) if o != "aggregator")}
+            raise unknown("option", name, known, Training.OTHER_WORDS, Training.LISTED)
+        for spec in takers:
+            per_method[spec][option] = value
+    methods = tuple(
+        registry.spelling(registry.method(spec, **values)) if values else spec for spec, values in per_method.items()
+    )
+    merged = build(Training, {**asdict(experiment.training), **training}, "training")
+    return replace(experiment, methods=methods, training=merged)
+
+
+def check_clients(federation: Federation, asked: int | None) -> Federation:
+    """The federation, unless a number of clients was asked for and the data have clients of their own."""
+    if asked is not None and federation.recipe.get("partition") == "natural":
+        raise CoterieError(f"the data bring {federation.clients} clients of their own, so --clients does not apply; "
+                           f"--partition {DEFAULT_PARTITION} would deal them anew.")
+    return federation

@@ -1,0 +1,293 @@
+"""A run folder: everything that ran, so that it can be shown, resumed and reproduced.
+
+    config.json              what was asked for, versions, seed, revision
+    data.json                every client's samples by split and class
+    metrics.jsonl            one line a round, one an evaluation, and one on the models of a few-model method
+    clients.csv              every client's scores at every evaluation
+    checkpoint.safetensors   the state after some round
+    result.json              written when the run is finished
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import coterie
+from coterie.data.federation import SPLITS, Federation
+from coterie.errors import CoterieError
+from coterie.evaluation.score import Evaluation, Scores
+from coterie.evaluation.stages import STAGES
+from coterie.evaluation.summary import since_arrival, summarise
+from coterie.options import respelled
+from coterie.running import checkpoint
+from coterie.running.result import Result
+
+SEEN = ("served", "adapted")
+RECORDS = ("metrics.jsonl", "clients.csv")
+COLUMNS = ("round", "stage", "client", "samples", "steps", "accuracy", "loss", "val_accuracy", "val_loss")
+
+MOST_CELLS = 1_000_000
+"""Clients times classes whose counts are recorded, at most."""
+
+
+class Folder:
+    """Writes and reads one run. Lines are appended; a checkpoint remembers how far the files were when it was made."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "result.json").is_file()
+
+    def create(self, config: dict[str, Any]) -> None:
+        """Make the folder and write what is about to run; refuses a folder that already holds a run."""
+        if (self.path / "config.json").exists():
+            raise CoterieError(f"{self.path} already holds a run; go on with it (resume=True, or `coterie resume`) or "
+                               "choose another folder.")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write("config.json", json.dumps(config | {"environment": environment()}, indent=2) + "\n")
+        except OSError as reason:
+            raise CoterieError(f"the run folder {self.path} cannot be written: {reason.strerror}.") from reason
+        self.restart()
+
+    def restart(self) -> None:
+        """Empty the records: the run was stopped before its first checkpoint."""
+        self._write("metrics.jsonl", "")
+        self._write("clients.csv", ",".join(COLUMNS) + "\n")
+
+    def config(self) -> dict[str, Any]:
+        return self._read("config.json")
+
+    def describe(self, federation: Federation) -> None:
+        """Who holds how much of what, for the report; the classes are left out where that would be long."""
+        record: dict[str, Any] = {
+            "trained": federation.trained, "classes": federation.classes,
+            "sizes": {split: federation.sizes(split).tolist() for split in SPLITS},
+        }
+        if federation.clients * federation.classes <= MOST_CELLS:
+            record["histogram"] = np.sum([federation.histogram(split) for split in SPLITS], axis=0).tolist()
+            record["tested"] = federation.histogram("test").tolist()
+        self._write("data.json", json.dumps(record) + "\n")
+
+    def data(self) -> dict[str, Any] | None:
+        """What `describe` wrote; runs of earlier versions have none."""
+        return self._read("data.json") if (self.path / "data.json").is_file() else None
+
+    def append_models(self, record: dict[str, Any]) -> None:
+        self._append("metrics.jsonl", json.dumps({"kind": "models", **record}) + "\n")
+
+    def models(self) -> dict[str, Any] | None:
+        """What the finished run recorded of its few models, if it has such."""
+        return next((record for record in self._lines() if record["kind"] == "models"), None)
+
+    def append_round(self, record: dict[str, Any]) -> None:
+        self._append("metrics.jsonl", json.dumps({"kind": "round", **record}) + "\n")
+
+    def append_evaluation(self, evaluation: Evaluation, arrives: Sequence[int] = ()) -> None:
+        """`arrives` is the round in which each training client arrived, with churn."""
+        stages = {name: {"metric": s.metric, **asdict(summarise(s))} for name, s in evaluation.stages.items()}
+        record = {"kind": "evaluation", "round": evaluation.round, "stages": stages}
+        if arrives:
+            record["newcomers"] = since_arrival(evaluation, arrives)
+        self._append("metrics.jsonl", json.dumps(record) + "\n")
+        lines = []
+        for stage, s in evaluation.stages.items():
+            absent = np.full(len(s.clients), np.nan)
+            scores = [s.test.get("accuracy", absent), s.test["loss"], s.val.get("accuracy", absent), s.val["loss"]]
+            whole = [map(str, column.tolist()) for column in (s.clients, s.samples, s.steps)]
+            real = [["" if v != v else repr(v) for v in column.tolist()] for column in scores]
+            lines += [f"{evaluation.round},{stage},{','.join(line)}\n" for line in zip(*whole, *real, strict=True)]
+        self._append("clients.csv", "".join(lines))
+
+    def save(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """A checkpoint that also remembers the length of the files, so that resuming cuts what came after it."""
+        lengths = {name: (self.path / name).stat().st_size for name in RECORDS}
+        checkpoint.save(self.checkpoint, tensors, {**meta, "lengths": lengths})
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The checkpoint; lines that were written after it are cut off, because those rounds will be repeated."""
+        tensors, meta = checkpoint.load(self.checkpoint)
+        lengths = meta["lengths"] if isinstance(meta.get("lengths"), dict) else {}
+        known = all(isinstance(lengths.get(name), int) and lengths[name] >= 0 for name in RECORDS)
+        if not known:
+            raise CoterieError(f"the checkpoint {self.checkpoint} is damaged: it does not say what belongs to it.")
+        for name in RECORDS:
+            try:
+                os.truncate(self.path / name, lengths[name])
+            except (OSError, OverflowError) as reason:
+                raise CoterieError(f"{self.path / name} cannot be cut to {lengths[name]} bytes: {reason}.") from reason
+        return tensors, meta
+
+    def finish(self, result: dict[str, Any]) -> None:
+        self._write("result.json", json.dumps(result, indent=2) + "\n")
+
+    def rounds(self) -> list[dict[str, Any]]:
+        with _reading(self.path / "metrics.jsonl"):
+            return [_round(record) for record in self._lines() if record["kind"] == "round"]
+
+    def history(self) -> list[Evaluation]:
+        """Every evaluation, read back from clients.csv."""
+        by_round: dict[int, dict[str, list[list[str]]]] = {}
+        with _reading(self.path / "clients.csv"):
+            with (self.path / "clients.csv").open(newline="") as file:
+                for line in list(csv.reader(file))[1:]:
+                    if len(line) == len(COLUMNS):  # a killed run may have left half a line
+                        by_round.setdefault(int(line[0]), {}).setdefault(line[1], []).append(line)
+            read = {t: {name: _scores(lines) for name, lines in stages.items()} for t, stages in by_round.items()}
+            found = [Evaluation(t, stages) for t, stages in read.items()]
+            if len(found) > 1 and found[-1].stages.keys() != found[0].stages.keys():
+                found.pop()  # it was being written when the run was killed
+            if any(e.stages.keys() != found[0].stages.keys() or not e.stages.keys() & set(STAGES) for e in found):
+                raise ValueError("evaluations differ in their stages")
+            if len({scores.metric for e in found for scores in e.stages.values()}) > 1:
+                raise ValueError("some scores are missing")
+        return found
+
+    def result(self) -> Result:
+        """What the files hold, finished or not."""
+        config, history, rounds = self.config(), tuple(self.history()), tuple(self.rounds())
+        if not history:
+            raise CoterieError(f"{self.path} holds no evaluation yet.")
+        with _reading(self.path / "config.json"):
+            seed, method = config["training"]["seed"], config["method"]
+            arrives = tuple(int(arrives) for arrives, _ in config.get("churn", ()))
+            if not isinstance(method, str) or not isinstance(seed, int) or not method:
+                raise ValueError("no method or no seed")
+            method = respelled(method)
+            seen = [int(s.clients.max()) for e in history for stage, s in e.stages.items() if stage in SEEN]
+            if arrives and max(seen, default=0) >= len(arrives):
+                raise ValueError(f"clients.csv names clients beyond the {len(arrives)} of the churn")
+            published, names = str(config.get("published", "")), tuple(map(str, config.get("clients", ())))
+        return Result(
+            method, seed, history, rounds, sum(record["seconds"] for record in rounds), published, names, self.path,
+            arrives=arrives,
+        )
+
+    def _lines(self) -> Iterable[dict[str, Any]]:
+        for line in (self.path / "metrics.jsonl").read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError):
+                return
+
+    def _append(self, name: str, text: str) -> None:
+        try:
+            with (self.path / name).open("a") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as reason:
+            raise CoterieError(f"{self.path / name} could not be written: {reason.strerror}.") from reason
+
+    def _write(self, name: str, text: str) -> None:
+        write_text(self.path / name, text)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        if not path.is_file():
+            inner = sorted(p.parent for p in self.path.glob("*/seed*/config.json"))
+            if inner:
+                raise CoterieError(f"{self.path} holds {len(inner)} runs; name one of them, e.g. {inner[0]}.")
+            raise CoterieError(f"{self.path} is not a run folder: it has no {name}.")
+        try:
+            found = json.loads(path.read_text())
+        except (ValueError, RecursionError) as reason:
+            raise CoterieError(f"{path} is damaged: {reason}.") from reason
+        if not isinstance(found, dict):
+            raise CoterieError(f"{path} is damaged: it holds no table of values.")
+        return found
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one step: whoever reads it finds the old text or the new one."""
+    fresh = path.with_name(f"{path.name}.tmp")
+    fresh.write_text(text)
+    os.replace(fresh, path)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file's content becomes a sentence."""
+    try:
+        yield
+    except CoterieError:
+        raise
+    except OSError as reason:
+        raise CoterieError(f"{path} cannot be read: {reason.strerror}.") from reason
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, csv.Error) as reason:
+        raise CoterieError(f"{path} is damaged: {type(reason).__name__}: {reason}.") from reason
+
+
+def _round(record: dict[str, Any]) -> dict[str, Any]:
+    """A round's record with the numbers that reports read, checked."""
+    bytes_each = {way: {str(k): float(v) for k, v in record[way].items()} for way in ("down", "up")}
+    report = dict(record.get("report", {}))
+    for name in ("epsilon", "opposing"):
+        if name in report:
+            report[name] = float(report[name])
+    return {**record, **bytes_each, "round": int(record["round"]), "report": report,
+            "seconds": float(record.get("seconds", 0.0))}
+
+
+def _scores(lines: list[list[str]]) -> Scores:
+    def column(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        place = COLUMNS.index(name)
+        return np.array([float(line[place]) if line[place] else np.nan for line in lines])
+
+    whole = [np.array([int(line[COLUMNS.index(name)]) for line in lines]) for name in ("client", "samples", "steps")]
+    test, val = {"loss": column("loss")}, {"loss": column("val_loss")}
+    if not np.isnan(column("accuracy")).all():
+        test["accuracy"], val["accuracy"] = column("accuracy"), column("val_accuracy")
+    return Scores(whole[0], whole[1], whole[2], test, val)
+
+
+def inside(path: Path) -> list[Folder]:
+    """The runs of a run folder or of a comparison's, in the order they were started."""
+    found = [path / "config.json", *path.glob("*/seed*/config.json")]
+    return [Folder(p.parent) for p in sorted((p for p in found if p.is_file()), key=lambda p: p.stat().st_mtime_ns)]
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and revision, as far as they can be known."""
+    names = ("torch", "numpy", "scipy", "scikit-learn", "safetensors")
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "?"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "coterie": coterie.__version__, "python": platform.python_version(), "platform": platform.platform(),
+        "versions": versions, "threads": torch.get_num_threads(), "gpu": gpu, "revision": _revision(),
+    }
+
+
+def _revision() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,74 @@
+"""What a run found: the evaluations, what travelled, and each client's model."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import nn
+
+from coterie.errors import CoterieError, unknown
+from coterie.evaluation.score import Evaluation, Scores
+from coterie.evaluation.summary import chosen_round
+
+if TYPE_CHECKING:
+    from coterie.running.simulation import Simulation
+
+When = Literal["chosen", "last"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method with one seed. `history` holds every evaluation; `at` finds the one to report."""
+
+    method: str  # its spelling, e.g. fedfew:models=5
+    seed: int
+    history: tuple[Evaluation, ...]
+    rounds: tuple[dict[str, Any], ...] = ()  # one record a round: participants, bytes, the method's own numbers
+    seconds: float = 0.0  # time spent training, without evaluation
+    published: str = ""  # the stage the method's paper printed, for presets that reproduce its program
+    names: tuple[str, ...] = ()  # client names, seen first
+    folder: Path | None = None
+    simulation: Simulation | None = field(default=None, repr=False, compare=False)
+    arrives: tuple[int, ...] = ()  # with churn, the round in which each training client arrived, 0 at the start
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return tuple(self.history[-1].stages)
+
+    def round_of(self, stage: str, when: When = "chosen") -> int:
+        """The round reported: the last one, or the one chosen on validation data (for newcomers: as for the seen)."""
+        basis = "adapted" if stage.endswith("adapted") else "served"
+        return self.history[-1].round if when == "last" else chosen_round(self.history, basis)
+
+    def at(self, stage: str = "served", when: When = "chosen") -> Scores:
+        """The clients' scores in a stage."""
+        if stage not in self.stages:
+            raise unknown("stage", stage, self.stages)
+        wanted = self.round_of(stage, when)
+        return next(e.stages[stage] for e in self.history if e.round == wanted)
+
+    @property
+    def bytes_each_round(self) -> float:
+        """Mean bytes per participating client and round, down and up together."""
+        active = [r for r in self.rounds if r["down"] or r["up"]]
+        return float(sum(sum(r["down"].values()) + sum(r["up"].values()) for r in active) / max(len(active), 1))
+
+    @property
+    def epsilon(self) -> float:
+        """What all rounds together have cost in privacy; NaN where the aggregator is not `private`."""
+        return float(self.rounds[-1].get("report", {}).get("epsilon", "nan")) if self.rounds else float("nan")
+
+    def model_for(self, client: int | str, adapted: bool = False) -> nn.Module:
+        """The model a client deploys after the last round (`adapted`: after local training), ready for inference."""
+        if self.simulation is None:
+            raise CoterieError("this result was read from files without its data; resume the run to get its models.")
+        names = self.simulation.federation.names
+        number = names.index(client) if isinstance(client, str) and client in names else client
+        if not isinstance(number, int) or not 0 <= number < len(names):
+            raise unknown("client", str(client), names)
+        row = self.simulation.row(number, adapted).cpu()
+        module = copy.deepcopy(self.simulation.init.module).to(row.dtype)
+        return self.simulation.layout.load(module, row).eval()

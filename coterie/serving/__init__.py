@@ -1,0 +1,1 @@
+"""What comes after training: models for new clients, and models as files."""

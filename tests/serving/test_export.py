@@ -1,0 +1,189 @@
+"""Exported files, opened and run as another program would."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import coterie
+from coterie import cli
+from coterie.errors import CoterieError
+from coterie.models import model
+from coterie.running.saved import Saved
+from coterie.serving import export
+from coterie.serving.newcomers import hand_out
+
+ENDINGS = {"safetensors": "safetensors", "torchscript": "pt", "torch-export": "pt2", "onnx": "onnx"}
+
+BATCHY = '''
+from torch import nn
+
+class Net(nn.Module):
+    """Treats a batch of one otherwise, which a trace of a larger batch does not know."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.head = nn.Linear(inputs, outputs)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head(x) if len(x) > 1 else self.head(-x)
+'''
+
+
+NORMED = '''
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, inputs, outputs, hidden=4):
+        super().__init__(nn.Flatten(), nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(),
+                         nn.Linear(hidden, outputs))
+'''
+
+
+def fresh(place):
+    """The run's module with other weights."""
+    return model(f"{place / 'normed.py'}:Net", (1, 8, 8), 10, hidden=8)()
+
+
+def opened(form, path, net):
+    """The file by its own program: x -> outputs."""
+    if form == "safetensors":
+        net.load_state_dict(load_file(path))
+        return net.eval()
+    if form == "torchscript":
+        return torch.jit.load(str(path))
+    if form == "torch-export":
+        return torch.export.load(str(path)).module()
+    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'coterie[export]'")
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Four clients with a head each, and BatchNorm, whose running statistics must travel with the weights."""
+    place = tmp_path_factory.mktemp("export")
+    patch = pytest.MonkeyPatch()
+    patch.chdir(place)
+    (place / "normed.py").write_text(NORMED)
+    words = ["--clients", 4, "--model", "normed.py:Net:hidden=8", "--rounds", 2, "--set", "device=cpu", "--out", "run"]
+    assert called(patch, "run", "fedper", *words) == 0
+    patch.undo()
+    return place
+
+
+def called(monkeypatch, *words):
+    """The command line in this process: its exit code."""
+    monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
+    try:
+        cli.main()
+    except SystemExit as stop:
+        return stop.code or 0
+    return 0
+
+
+def asked(place, monkeypatch, capsys, *words):
+    monkeypatch.chdir(place)
+    return called(monkeypatch, "export", *words), *capsys.readouterr()
+
+
+@pytest.mark.parametrize("form", ENDINGS)
+def test_the_file_answers_as_the_client_does(run, form, monkeypatch, capsys):
+    """Against the simulation's own row, on test samples of the client, for the whole batch and for one sample."""
+    if form == "onnx":
+        pytest.importorskip("onnxscript", reason="pip install 'coterie[export]'")
+    path = run / f"client.{ENDINGS[form]}"
+    words = ["run", "--client", "2", "--adapted", "-o", path.name]
+    code, text, errors = asked(run, monkeypatch, capsys, *words)
+    assert code == 0, errors
+    assert "the same outputs on" in text
+    sim = Saved.open(run / "run").simulation()
+    x = sim.federation.client(2, "test")[0]
+    expected = sim.layout.load(sim.init.module, sim.row(2, adapted=True)).eval()
+    answer = opened(form, path, fresh(run))
+    with torch.no_grad():
+        for some in (x, x[:1]):
+            torch.testing.assert_close(answer(some), expected(some), rtol=1e-5, atol=1e-5)
+    assert not list(run.glob("*.tmp*"))
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torchscript"])
+def test_what_personalize_wrote_can_be_exported(run, form, monkeypatch, capsys):
+    """From the file alone: neither the run nor its data are needed."""
+    x, y = coterie.data.digits()
+    np.savez(run / "new.npz", x=x[:30].numpy(), y=y[:30].numpy())
+    hand_out(Saved.open(run / "run"), str(run / "new.npz"), run / "new.safetensors", None, "yes", None, 0, "text")
+    path = run / f"again.{ENDINGS[form]}"
+    code, _, errors = asked(run, monkeypatch, capsys, "new.safetensors", "-o", path.name)
+    assert code == 0, errors
+    net = fresh(run)
+    net.load_state_dict(load_file(run / "new.safetensors"))
+    net.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(opened(form, path, fresh(run))(x[:30]), net(x[:30]), rtol=1e-5, atol=1e-5)
+
+
+def test_the_servers_models(tmp_path):
+    """Model k is row k of the server's state."""
+    data = coterie.Federation.from_clients([(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(3)])
+    result = coterie.run("ifca:models=2", model("linear", (4,), 3), data, folder=tmp_path / "r", rounds=1, device="cpu")
+    saved = Saved.open(tmp_path / "r", "linear")
+    for k in range(2):
+        assert torch.equal(export.of_run(saved, None, k, False).row, result.simulation.server.rows[k])
+    with pytest.raises(CoterieError, match="keeps 2 model"):
+        export.of_run(saved, None, 2, False)
+
+
+def test_a_file_that_answers_otherwise_is_an_error_and_not_left_behind(tmp_path):
+    """The trace holds the branch of the batch it saw; a single sample then gives -x's scores, not x's."""
+    (tmp_path / "batchy.py").write_text(BATCHY)
+    spec = f"{tmp_path / 'batchy.py'}:Net"
+    data = coterie.Federation.from_clients([(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(3)])
+    coterie.run("fedavg", model(spec, (4,), 3), data, folder=tmp_path / "r", rounds=1, device="cpu")
+    piece = export.of_run(Saved.open(tmp_path / "r", spec), None, 0, False)
+    with pytest.raises(CoterieError, match="gives other outputs than the model"):
+        export.hand_out(piece, tmp_path / "net.pt", "torchscript")
+    assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"batchy.py", "r"}
+
+
+def test_parity_is_the_largest_difference_relative_to_the_largest_output():
+    one, other = torch.tensor([[4.0, -8.0]]), torch.tensor([[4.0, -7.0]])
+    assert export.parity(one, other) == 1 / 8
+    assert export.parity(one, other[:, :1]) == float("inf")
+    assert export.parity(one, torch.full_like(one, float("nan"))) == float("inf")
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["run", "-o", "a.pt"], "name one model: --client NAME"),
+    (["run", "--client", "2", "--model", "0", "-o", "a.pt"], "name one model"),
+    (["run", "--client", "22", "-o", "a.pt"], "unknown client of run '22'"),
+    (["run", "--model", "0", "-o", "a.pt"], "keeps no whole model"),
+    (["run", "--client", "2", "-o", "a.bin"], "the ending of a.bin stands for no format"),
+    (["run", "--client", "2", "-o", "a.pt", "--format", "onx"], "did you mean 'onnx'"),
+    (["run", "--client", "2", "-o", "no/a.pt"], "cannot be written"),
+    (["run/checkpoint.safetensors", "-o", "a.pt"], "holds no model written by coterie"),
+    (["gone.safetensors", "-o", "a.pt"], "there is no checkpoint gone.safetensors"),
+])
+def test_mistakes_get_a_sentence(run, monkeypatch, capsys, words, sentence):
+    code, _, errors = asked(run, monkeypatch, capsys, *words)
+    assert (code, sentence in errors) == (2, True), errors
+    assert not (run / "a.pt").exists()
+
+
+def test_without_the_extra_there_is_a_sentence(run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)  # what Python does for a package that is not there
+    code, _, errors = asked(run, monkeypatch, capsys, "run", "--client", "2", "-o", "a.onnx")
+    assert (code, "pip install 'coterie[export]'" in errors) == (2, True), errors
+    assert not Path(run / "a.onnx").exists()
+
+
+def test_safetensors_say_what_they_are(run, monkeypatch, capsys):
+    asked(run, monkeypatch, capsys, "run", "--client", "1", "-o", "one.safetensors")
+    facts = json.loads((run / "one.json").read_text())
+    assert (facts["client"], facts["adapted"], facts["newcomer"]) == ("1", False, False)
+    assert facts["job"]["model"] == f"{run / 'normed.py'}:Net:hidden=8"

@@ -1,0 +1,375 @@
+"""`coterie personalize`: what it chooses, what it says about it, and whether its numbers can be believed."""
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import coterie
+from coterie import cli, registry
+from coterie.contract.records import Models
+from coterie.data import digits, partition
+from coterie.errors import CoterieError
+from coterie.evaluation import intervals
+from coterie.models import model
+from coterie.running import checkpoint
+from coterie.running.saved import Saved
+from coterie.serving import newcomers
+from coterie.serving.export import module_of
+from coterie.serving.newcomers import FOLDS, INNER, REPLICAS, Desk, drift, personalize
+
+NET = "mlp:hidden=8"
+
+
+def command(capsys, monkeypatch, *words):
+    """The command line in this process: exit code, output, errors."""
+    monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = stop.code or 0
+    return (code,) if capsys is None else (code, *capsys.readouterr())
+
+
+# -- intervals ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_exact_binomial_interval_of_none_correct():
+    """With 0 of n correct the upper end solves (1 - p)^n = 0.025; the ends mirror for n of n."""
+    low, high = intervals.clopper_pearson(0, 20)
+    assert (low, high) == (0, pytest.approx(1 - 0.025 ** (1 / 20)))
+    assert intervals.clopper_pearson(20, 20) == pytest.approx((1 - high, 1))
+
+
+def test_the_prediction_interval_is_that_of_the_integral():
+    """P(j further correct) = integral of Binomial(j; m, p) over the posterior of p, done here by quadrature."""
+    k, n, m = 17, 25, 9
+    p = (np.arange(200_000) + 0.5) / 200_000
+    weight = stats.beta.pdf(p, k + 0.5, n - k + 0.5) / len(p)
+    mass = np.array([(stats.binom.pmf(j, m, p) * weight).sum() for j in range(m + 1)]).cumsum()
+    expected = [np.searchsorted(mass, tail) / m for tail in (0.025, 0.975)]
+    assert intervals.predictive(k, n, m) == pytest.approx(tuple(expected))
+
+
+@pytest.mark.parametrize(("n", "m"), [(6, 2), (30, 10), (90, 30)])
+def test_the_prediction_interval_keeps_its_promise_for_every_accuracy(n, m):
+    """By summing over all outcomes: it holds 95 % of the time, and is at most 1.3 times as wide as the exact binomial
+    interval for m samples, which does not have to reckon with the estimate being off itself."""
+    for p in (0.1, 0.3, 0.5, 0.7, 0.9, 0.98):
+        seen, further = stats.binom.pmf(np.arange(n + 1), n, p), stats.binom.pmf(np.arange(m + 1), m, p)
+        covered = width = exact = 0.0
+        for k in np.flatnonzero(seen > 1e-6):
+            low, high = intervals.predictive(int(k), n, m)
+            covered += seen[k] * further[round(low * m) : round(high * m) + 1].sum()
+            width += seen[k] * (high - low)
+            exact += seen[k] * np.subtract(*reversed(intervals.clopper_pearson(k / n * m, m)))
+        assert covered > 0.95
+        assert width < 1.3 * exact
+
+
+def test_the_exact_prediction_interval_holds_the_nearest_outcome_and_is_wider():
+    low, high = intervals.exact_predictive(17, 25, 9)
+    assert low <= intervals.predictive(17, 25, 9)[0] < 17 / 25 < intervals.predictive(17, 25, 9)[1] <= high
+
+
+def test_students_interval_for_regression():
+    """n = 5, s = 2, endlessly many: 3 -+ t(4) 2 / sqrt(5) with t = 2.776; for 5 further ones sqrt(2) times as far."""
+    reach = 2.7764451 * 2 / np.sqrt(5)
+    assert intervals.mean_predictive(3, 2, 5, 0) == pytest.approx((3 - reach, 3 + reach))
+    assert intervals.mean_predictive(3, 2, 5, 5) == pytest.approx((0, 3 + np.sqrt(2) * reach))
+
+
+def test_an_estimate_with_more_variance_is_worth_fewer_samples():
+    """v / w = v / n + extra: with p = 1/2 and n = 99 of variance 1/4 / 99, an extra 1/4 / 99 halves their worth."""
+    assert intervals.worth(49.5, 99, 0.0) == pytest.approx(99)
+    assert intervals.worth(49.5, 99, 0.25 / 99) == pytest.approx(99 / 2)
+
+
+def test_drift_is_what_samples_of_a_fold_have_in_common():
+    """Accuracies 0.5 + u with u of variance 0.01 common to a fold's model, each sample drawn on its own beyond that;
+    samples that flip on their own have none."""
+    rng = np.random.default_rng(0)
+    common = [rng.random((20, 50)) < 0.5 + rng.normal(0, 0.1, (20, 1)) for _ in range(100)]
+    alone = [rng.random((20, 50)) < 0.5 for _ in range(100)]
+    assert drift([fold.astype(float) for fold in common]) == pytest.approx(0.01, rel=0.15)
+    assert drift([fold.astype(float) for fold in alone]) < 2e-4
+    assert drift([np.ones((3, 1))]) == 0  # no pair of samples
+
+
+# -- the estimate is honest --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """FedAvg + fine-tune on digits, as a folder; and digits that were not in it."""
+    x, y = digits()
+    dealt = partition("iid", y[:600].numpy(), 6, seed=0)
+    folder = tmp_path_factory.mktemp("run") / "fedavgft"
+    coterie.run(
+        "fedavgft", model("mlp", (1, 8, 8), 10, hidden=8), coterie.Federation.from_assignment(x[:600], y[:600], dealt),
+        folder=folder, rounds=3, lr=0.3, epochs=3, device="cpu",
+    )
+    return folder, x[600:], y[600:]
+
+
+def test_labels_of_pure_chance_are_estimated_at_chance(run):
+    """The model learns most of its 60 random labels by heart, but the next ones can only be guessed, 1 in 10."""
+    folder, x, _ = run
+    y = torch.randint(0, 10, (60,), generator=torch.Generator().manual_seed(0))
+    saved = Saved.open(folder, NET)
+    saved = Saved(**{**vars(saved), "training": dataclasses.replace(saved.training, epochs=150, lr=0.1)})
+    found = personalize(saved, (x[:60], y), adapt="yes")
+    module = found.clients.layout.load(found.clients.init.module, found.row)
+    assert (module(x[:60]).argmax(1) == y).float().mean() > 0.5
+    assert found.estimate.confidence[0] < 0.1 < found.estimate.confidence[1]
+    assert found.estimate.value < 0.25
+
+
+def test_the_adaptation_takes_five_times_the_steps_at_a_fifth_of_the_learning_rate(run):
+    """With whole batches that is gradient descent, written out here: 5 * 3 steps at 0.3 / 5."""
+    folder, x, y = run
+    saved = Saved.open(folder, NET)
+    saved = Saved(**{**vars(saved), "training": dataclasses.replace(saved.training, batch=0), "val": 0.0})
+    served, found = (personalize(saved, (x[:20], y[:20]), adapt=how) for how in ("no", "yes"))
+    by_hand = module_of(served)
+    for _ in range(15):
+        loss = torch.nn.functional.cross_entropy(by_hand(x[:20]), y[:20])
+        grads = torch.autograd.grad(loss, list(by_hand.parameters()))
+        with torch.no_grad():
+            for p, g in zip(by_hand.parameters(), grads):
+                p -= 0.06 * g
+    torch.testing.assert_close(module_of(found)(x[:50]), by_hand(x[:50]), rtol=1e-4, atol=1e-5)
+    assert "adapted by 15 local steps" in " ".join(found.why)
+
+
+def test_folds_never_see_what_they_are_scored_on(run, monkeypatch):
+    """Every sample is held out once; each fold chooses anew whether to adapt, without its held-out samples."""
+    folder, x, y = run
+    parts = []
+    score = Desk.score
+
+    def watched(self, x, y, all_parts, name):
+        parts.extend(all_parts)
+        return score(self, x, y, all_parts, name)
+
+    monkeypatch.setattr(Desk, "score", watched)
+    personalize(Saved.open(folder, NET), (x[:23], y[:23]))
+    first = FOLDS * REPLICAS
+    outer, whole = parts[:FOLDS], parts[first : first + INNER]
+    for k, (kept, held) in enumerate(parts[:first]):  # a fold's replicas are made of the same samples
+        assert np.array_equal(kept, outer[k % FOLDS][0])
+        assert np.array_equal(held, outer[k % FOLDS][1])
+    for some, samples in ((outer, range(23)), (whole, range(23))):
+        assert sorted(i for _, held in some for i in held) == list(samples)
+    for fold in range(FOLDS):
+        mine = parts[first + INNER * (1 + fold) : first + INNER * (2 + fold)]
+        assert sorted(i for _, held in mine for i in held) == sorted(outer[fold][0])
+        for kept, held in [*mine, outer[fold]]:
+            assert not set(kept) & set(held)
+            assert not set(kept) & set(outer[fold][1])
+
+
+def test_chunks_of_folds_give_the_same_estimate(run, monkeypatch):
+    """Folds are computed together as far as memory allows; how many is no part of the result."""
+    folder, x, y = run
+    found = []
+    for held in (newcomers.HELD, 1):
+        monkeypatch.setattr(newcomers, "HELD", held)
+        found.append(personalize(Saved.open(folder, NET), (x[:12], y[:12]), adapt="yes"))
+    assert found[0].estimate == found[1].estimate
+    assert torch.equal(found[0].row, found[1].row)
+
+
+def test_regression_gets_a_mean_squared_error(tmp_path):
+    x = torch.randn(5, 40, 3, generator=torch.Generator().manual_seed(0))
+    y = x[:, :, 0] * 2
+    data = coterie.Federation.from_clients(list(zip(x[:4], y[:4], strict=True)))
+    coterie.run("fedavg", model("linear", (3,), 1), data, folder=tmp_path / "r", rounds=20, device="cpu")
+    found = personalize(Saved.open(tmp_path / "r", "linear"), (x[4], y[4]))
+    assert found.estimate.metric == "loss"
+    assert 0 <= found.estimate.interval[0] <= found.estimate.value <= found.estimate.interval[1] < 1
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, run):
+    """A run of the command line with two models, and files of newcomers."""
+    folder = tmp_path_factory.mktemp("place")
+    _, x, y = run
+    x, y = x.numpy(), y.numpy()
+    np.savez(folder / "new.npz", x=x[:40], y=y[:40])
+    np.savez(folder / "few.npz", x=x[:4], y=y[:4])
+    np.savez(folder / "none.npz", x=x[:40])
+    np.savez(folder / "masked.npz", x=x[:40], y=np.full(40, -1))
+    np.savez(folder / "partly.npz", x=x[:40], y=np.where(np.arange(40) < 10, y[:40], -1))
+    np.savez(folder / "named.npz", x=x[:40], y=np.array(["zero", "one"])[np.arange(40) % 2])
+    (folder / "table.csv").write_text("a,species\n1,2\n3,4\n")
+    np.savez(folder / "two.npz", x=x[:40], y=y[:40], client=np.arange(40) % 2)
+    np.savez(folder / "flat.npz", x=x[:40].reshape(40, 64), y=y[:40])
+    patch = pytest.MonkeyPatch()
+    patch.chdir(folder)
+    words = ["--clients", 4, "--model", NET, "--rounds", 3, "--set", "device=cpu", "--out", "run"]
+    assert command(None, patch, "run", "ifca:models=2", *words) == (0,)
+    patch.undo()
+    return folder
+
+
+@pytest.fixture
+def go(place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    return lambda *words: command(capsys, monkeypatch, *words)
+
+
+def test_personalize_says_what_it_chose_and_why(go, place):
+    code, text, _ = go("personalize", "run", "--data", "new.npz", "-o", "new.safetensors")
+    assert code == 0
+    assert "the model of least loss on its training data" in text
+    assert "of the 2 it was sent; their losses are" in text
+    assert "cross-validation" in text
+    assert "On 13 further samples of this client" in text  # 40 / 3
+    tensors, facts = checkpoint.load(place / "new.safetensors")
+    beside = json.loads((place / "new.json").read_text())
+    assert {**beside, "format": 1} == facts
+    assert sorted(tensors) == sorted(beside["layout"]["tensors"])
+    losses = beside["facts"]["models"]["loss"]["train"]
+    assert beside["facts"]["models"]["chosen"] == int(np.argmin(losses))
+    assert beside["method"] == "ifca:models=2"
+
+
+def test_personalize_for_machines(go):
+    """The json holds what the text says, and nothing else is printed."""
+    code, text, _ = go("personalize", "run", "--data", "two.npz", "--client", "1", "-o", "two.safetensors", "--report",
+                       "json", "--adapt", "no", "--future", "8")
+    facts = json.loads(text)
+    assert code == 0
+    assert (facts["client"], facts["adapted"]) == ("1", False)
+    assert [facts["estimate"][key] for key in ("future", "n", "level")] == [8, 20, 0.95]
+
+
+def test_samples_without_a_label_are_left_out(go):
+    """10 of the 40 have one; -1 stands for none."""
+    code, text, _ = go("personalize", "run", "--data", "partly.npz", "-o", "partly.safetensors", "--report", "json")
+    assert code == 0
+    assert json.loads(text)["estimate"]["n"] == 10
+
+
+def test_the_fallback_is_the_model_used_most_however_many_clients_there_are():
+    """`alpha` counts participants. With as many of them as models it looks like a number a model."""
+    rows = torch.arange(6.0).reshape(3, 2)
+    report = {"alpha": [0.8, 0.1, 0.1], "clients": [9, 1, 2], "mass": [0.2, 0.3, 0.5]}
+    assert torch.equal(registry.method("fedfew:models=3").fallback(Models(rows), None, report), rows[2])
+
+
+def test_a_newcomers_table_is_encoded_as_the_runs_was(tmp_path, monkeypatch, capsys):
+    """Columns in another order, a category missing, one class only and no options: the features are the run's, by its
+    own scale. Without the label's column there is the fallback."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = ["weight,ward,hospital,outcome"]
+    for k in range(90):
+        lines.append(f"{100 + k},{'east' if k % 2 else 'west'},h{k % 3},{('ill', 'well')[int(rng.random() < 0.5)]}")
+    (tmp_path / "all.csv").write_text("\n".join(lines))
+    words = ["--data", "all.csv:label=outcome,client=hospital,scale=true", "--model", "linear", "--rounds", 1]
+    assert command(capsys, monkeypatch, "run", "fedavg", *words, "--set", "device=cpu", "--out", "run")[0] == 0
+    (tmp_path / "new.csv").write_text("outcome,hospital,ward,weight\n" + "well,h9,west,100\n" * 6)
+    (x, y), name = newcomers.read("new.csv", None, Saved.open("run"))
+    weights = np.arange(100, 190)
+    assert x[0].tolist() == pytest.approx([(100 - weights.mean()) / weights.std(), 0, 1])
+    assert (y.tolist(), name) == ([1] * 6, "h9")
+    code, text, errors = command(capsys, monkeypatch, "personalize", "run", "--data", "new.csv", "-o", "n.safetensors")
+    assert code == 0, errors
+    job = json.loads((tmp_path / "n.json").read_text())["job"]
+    assert (job["class_names"], list(job["encoding"]["columns"])) == (["ill", "well"], ["weight", "ward"])
+    (tmp_path / "nolabel.csv").write_text("hospital,ward,weight\n" + "h9,west,100\n" * 6)
+    code, text, _ = command(capsys, monkeypatch, "personalize", "run", "--data", "nolabel.csv", "-o", "f.safetensors")
+    assert code == 0
+    assert "nolabel has no column 'outcome', which would hold the labels" in text
+    (tmp_path / "less.csv").write_text("outcome,ward\n" + "well,west\n" * 6)
+    code, _, errors = command(capsys, monkeypatch, "personalize", "run", "--data", "less.csv", "-o", "f.safetensors")
+    assert code == 2
+    assert "has no column 'weight', which the schema asks for" in errors
+
+
+@pytest.mark.parametrize("method", ["fedamp", "cfl"])
+def test_a_newcomer_to_a_run_with_churn_comes_after_those_that_arrived(tmp_path, monkeypatch, capsys, run, method):
+    """The run is over before its last client arrives, so its server knows 3 of 4: it would have no place 4."""
+    _, x, y = run
+    monkeypatch.chdir(tmp_path)
+    np.savez("new.npz", x=x[:10].numpy(), y=y[:10].numpy())
+    (tmp_path / "churn.csv").write_text("client,arrives,leaves\n3,9,\n")
+    words = ["--clients", 4, "--model", NET, "--rounds", 2, "--set", "device=cpu", "--churn", "churn.csv"]
+    assert command(capsys, monkeypatch, "run", method, *words, "--out", "run")[0] == 0
+    code, text, errors = command(capsys, monkeypatch, "personalize", "run", "--data", "new.npz", "-o", "n.safetensors")
+    assert code == 0, errors
+    assert "labelled samples" in text
+
+
+@pytest.mark.parametrize(("data", "sentence"), [
+    ("few.npz", "few has 4 labelled samples, and at least 5 are needed"), ("none.npz", "none has no labels"),
+    ("masked.npz", "masked has no labels"), ("table.csv", "table has no column 'label'; say which it is"),
+])
+def test_with_nothing_to_adapt_with_there_is_the_fallback(go, place, data, sentence):
+    """Exit 0: a model was asked for and is there. It is that of the cluster with most clients in the last round."""
+    code, text, _ = go("personalize", "run", "--data", data, "-o", "fallback.safetensors")
+    assert code == 0
+    assert sentence in text
+    assert "nothing can be said about how good the model is" in text
+    facts = json.loads((place / "fallback.json").read_text())
+    assert (facts["fallback"], facts["estimate"]) == (True, None)
+    saved = Saved.open(place / "run")
+    most = int(np.argmax(saved.report()["clients_per_model"]))
+    tensors, _ = checkpoint.load(place / "fallback.safetensors")
+    row = saved.server()[0].rows[most]
+    assert np.isclose(sum(float(t.sum()) for t in tensors.values()), float(row.sum()), atol=1e-4)
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["--data", "two.npz"], "the samples of 2 clients; name the newcomer with --client"),
+    (["--data", "two.npz", "--client", "7"], "unknown client in two.npz '7'"),
+    (["--data", "new.npz", "--client", "7"], "names no clients"),
+    (["--data", "flat.npz"], "the run's samples have shape [1, 8, 8]; those of flat have [64]"),
+    (["--data", "new.npz", "--adapt", "maybe"], "unknown value of --adapt 'maybe'"),
+    (["--data", "new.npz", "--report", "jsn"], "did you mean 'json'"),
+    (["--data", "new.npz", "--future", "0"], "at least 1 further sample"),
+    (["--data", "new.npz", "--model", "linear"], "holds another one"),
+    (["--data", "named.npz"], "names 2 classes and the run has 10; name all of them in the run's order"),
+    (["--data", "gone.npz"], "there is no file"),
+])
+def test_mistakes_get_a_sentence(go, place, words, sentence):
+    code, _, errors = go("personalize", "run", *words, "-o", "bad.safetensors")
+    assert (code, sentence in errors) == (2, True), errors
+    assert not (place / "bad.safetensors").exists()
+
+
+def test_a_folder_that_is_no_run_gets_a_sentence(go, place):
+    (place / "several" / "ifca" / "seed0").mkdir(parents=True)
+    (place / "several" / "ifca" / "seed0" / "config.json").write_text("{}")
+    for folder, sentence in (("several", "holds 1 runs; name one of them, e.g. several/ifca/seed0"),
+                             ("gone", "is not a run folder"), ("several/ifca/seed0", "has no checkpoint yet")):
+        code, _, errors = go("personalize", folder, "--data", "new.npz", "-o", "bad.safetensors")
+        assert (code, sentence in errors) == (2, True), errors
+
+
+def test_a_run_made_in_python_wants_its_model_named(run):
+    folder, x, y = run
+    with pytest.raises(CoterieError, match=r"name it, e\.g\. --model"):
+        personalize(Saved.open(folder), (x[:20], y[:20]))
+
+
+def test_runs_of_older_versions_are_read_with_their_data(go, place):
+    """Their config.json does not say what a sample looks like."""
+    config = place / "run" / "config.json"
+    kept = config.read_text()
+    old = {name: value for name, value in json.loads(kept).items() if name != "samples"}
+    try:
+        config.write_text(json.dumps(old))
+        assert Saved.open(place / "run").shape == (1, 8, 8)
+    finally:
+        config.write_text(kept)
