@@ -335,7 +335,7 @@ def default_objective(net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
 def _where(reason: Exception) -> str:
     """What `vmap` says, its first sentence, and the last line of the model's own code that led there."""
     said = str(reason).strip().splitlines()[0].split(". ")[0].removeprefix("vmap: ").rstrip(".")
-    library, own = Path(torch.__file__).parent, Path(__file__).parent
+    library, own = Path(torch.__file__).parent, Path(__file__).parents[1]
     for frame in reversed(traceback.extract_tb(reason.__traceback__)):
         path = Path(frame.filename)
         if library in path.parents or path == Path(__file__) or own / "engine" in path.parents:

@@ -52,7 +52,7 @@ def _line(error: BaseException) -> str:
     while trace is not None:
         places.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
-    ours = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+    ours = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
     own = [place for place in places if not place[0].startswith(ours)]
     return " ({}, line {})".format(*(own or places)[-1]) if places else ""
 

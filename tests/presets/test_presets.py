@@ -21,7 +21,7 @@ from coterie.options import parse_options
 from coterie.running.experiment import Experiment
 
 PAPERS = [name for name in presets.names() if not name.endswith(presets.RELEASED)]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", presets.names())
