@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import coterie.aggregators
 import coterie.methods
 from coterie import files
-from coterie.contract.aggregator import Aggregator, Mean
+from coterie.contract.aggregator import Aggregator
+from coterie.contract.mean import Mean
 from coterie.contract.method import Method
 from coterie.errors import CoterieError, unknown
 from coterie.options import build, convert, options, spelled

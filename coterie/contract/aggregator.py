@@ -1,4 +1,4 @@
-"""Server-side aggregators are values, orthogonal to methods; the mean is what a method uses unless told otherwise."""
+"""Server-side aggregators are values, orthogonal to methods."""
 
 from __future__ import annotations
 
@@ -51,14 +51,3 @@ class Aggregator:
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         """What an aggregator defines: `aggregate` for at least `minimum` clients."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Mean(Aggregator):
-    """sum_i w_i u_i, the averaging of FedAvg."""
-
-    protects = "nothing: each client counts as much as its weight"
-    cite = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
-
-    def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
-        return weights @ updates

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.contract.aggregator import Aggregator, Mean
+from coterie.contract.aggregator import Aggregator
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
+from coterie.contract.mean import Mean
 from coterie.contract.records import Each, Model, Models, Nothing, Record, Upload
 from coterie.errors import CoterieError
 

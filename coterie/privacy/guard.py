@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from coterie.aggregators.private import Private
-from coterie.contract.aggregator import Aggregator, Mean
+from coterie.contract.aggregator import Aggregator
 from coterie.contract.layout import Layout
+from coterie.contract.mean import Mean
 from coterie.contract.method import Method, Pooled, Uploads
 from coterie.contract.records import Record
 from coterie.errors import CoterieError

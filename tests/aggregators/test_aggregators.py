@@ -25,9 +25,10 @@ from coterie.aggregators.multikrum import MultiKrum
 from coterie.aggregators.normclip import NormClip
 from coterie.aggregators.trimmedmean import TrimmedMean
 from coterie.contract import algebra
-from coterie.contract.aggregator import Aggregator, Mean
+from coterie.contract.aggregator import Aggregator
 from coterie.contract.algebra import gram, simplex_qp
 from coterie.contract.layout import Entry, Layout
+from coterie.contract.mean import Mean
 from coterie.contract.method import Method
 from coterie.errors import CoterieError
 
