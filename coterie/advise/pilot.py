@@ -14,8 +14,8 @@ from coterie.advise.decision import Advice, Array, Candidate, Findings, Newcomer
 from coterie.advise.shift import LabelClusters, clusters, shift
 from coterie.contract.method import Method
 from coterie.data import Federation
-from coterie.data.federation import guess
 from coterie.errors import CoterieError
+from coterie.evaluation.constant import guess
 from coterie.evaluation.score import Scores
 from coterie.evaluation.summary import summarise
 from coterie.options import build
