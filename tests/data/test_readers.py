@@ -36,7 +36,7 @@ from data_files import (
 from coterie.cli import main
 from coterie.data import Federation, load
 from coterie.data.readers import find, pickles
-from coterie.data.readers.tables import Column
+from coterie.data.readers.tables.columns import Column
 from coterie.errors import CoterieError
 from coterie.flower.job import Job
 from coterie.flower.site import join

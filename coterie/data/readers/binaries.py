@@ -13,6 +13,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from coterie.data.readers import pickles
+from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import TEST, TRAIN, Array, Piece, Problems, Source, collect, cut, reason
 from coterie.errors import CoterieError, NoLabels
 from coterie.memory import BLOCK
@@ -231,3 +232,14 @@ def _idx_images(file: Path, y: Array, turned: bool, split: int | None) -> Iterat
 
 def _why(error: Exception) -> str:
     return "no such file" if isinstance(error, FileNotFoundError) else reason(error)
+
+
+def _is_batch(path: Path) -> bool:
+    by_name = path.name in ("train", "test", "test_batch") or path.name.startswith("data_batch")
+    return by_name or path.suffix.lower() == ".bin"
+
+
+READS = (
+    Format(cifar, 20, folder=is_cifar), Format(idx, 30, folder=is_idx),
+    Format(idx, 90, file=lambda path: "-ubyte" in path.name), Format(cifar, 95, file=_is_batch),
+)
