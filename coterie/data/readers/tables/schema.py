@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from coterie.data.readers.pieces import reading
+from coterie.data.readers.problems import reading
 from coterie.errors import CoterieError
 
 Encoding = dict[str, Any]
