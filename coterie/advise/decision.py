@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coterie.advise.shift import Clusters, Shift
+from coterie.advise.shift import LabelClusters, Shift
 from coterie.errors import CoterieError
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -51,7 +51,7 @@ class Findings:
 
     candidates: tuple[Candidate, ...]
     shift: Shift
-    clusters: Clusters
+    clusters: LabelClusters
     clients: int
     newcomers_held_out: int
     samples: tuple[int, int]  # training samples of a client: the least and the median

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import coterie
-from coterie.data.federation import SPLITS, Federation
+from coterie.data import SPLITS, Federation
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.stages import STAGES

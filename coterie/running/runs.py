@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from coterie import registry
-from coterie.churn import NEVER
 from coterie.contract.method import Method
 from coterie.contract.net import PerSample
 from coterie.data import Federation
+from coterie.data.churn import NEVER
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation
 from coterie.evaluation.summary import validation_score

@@ -23,9 +23,9 @@ from coterie.contract.method import Method
 from coterie.contract.net import Net
 from coterie.contract.records import Record
 from coterie.data import Federation, load, spelled
-from coterie.data.federation import deal
 from coterie.data.partition import Ints, generator
 from coterie.data.readers import find
+from coterie.data.splits import deal
 from coterie.errors import CoterieError, NoLabels, unknown
 from coterie.evaluation import intervals
 from coterie.evaluation.intervals import LEVEL

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import coterie
-from coterie import churn, cli, models, presets, registry
-from coterie.data import PARTITIONS, Federation, partition
+from coterie import cli, models, presets, registry
+from coterie.data import PARTITIONS, Federation, churn, partition
 from coterie.errors import CoterieError
 from coterie.options import build, parse_options
 from coterie.running import checkpoint, saved
