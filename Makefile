@@ -32,6 +32,7 @@ screenshots: demo
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 # The variable silences a notice of the theme's authors about another program.
 docs: $(READY)
