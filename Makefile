@@ -15,7 +15,7 @@ demo: $(READY)
 	$(BIN)/coterie report demo
 
 demo-flower: $(READY)
-	$(BIN)/python examples/demo_flower.py demo-flower
+	$(BIN)/python tests/flower/kill_demo.py demo-flower
 
 test: $(READY) check
 	$(BIN)/python -m pytest -n 2

@@ -1,4 +1,4 @@
-"""`coterie check mine.py:Mine`: does a method keep the contract? Small runs on made-up clients, a line for each demand."""
+"""`coterie check mine.py:Mine`: does a method keep the contract? Small runs on made-up clients, a line a demand."""
 
 from __future__ import annotations
 
