@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -100,3 +101,9 @@ def test_every_folder_of_tests_is_that_of_a_room():
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
     rooms = {room.relative_to("coterie") for room in ROOMS}
     assert folders - rooms - {Path(name) for name in OF_ALL} == set()
+
+
+def test_every_benchmark_is_explained():
+    page = (ROOT / "benchmarks" / "README.md").read_text("utf-8")
+    listed = re.findall(r"^\| \[(\w+)\.py\]\((\w+)\.py\) \|", page, re.MULTILINE)
+    assert sorted(listed) == [(path.stem, path.stem) for path in sorted((ROOT / "benchmarks").glob("*.py"))]
