@@ -634,7 +634,7 @@ def _go_on(
 ) -> None:
     """Build the parts, run what is left of the experiment, print and draw."""
     for kind in log:
-        logs.check(kind)
+        logs.require_logger(kind)
     chosen = experiment.chosen()
     federation = check_clients(experiment.federation(), clients)
     _say_notes(federation)

@@ -66,7 +66,7 @@ class PFedHN(FedPer):
     adapt_lr: float = 0.1
     """Their size."""
 
-    family = "personalised aggregation"
+    family = "personalized aggregation"
     shared = "a hypernetwork"
     keeps = "nothing"
     down = up = "1"
