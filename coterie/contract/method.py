@@ -205,7 +205,7 @@ class Method:
         return torch.stack(moved)
 
 
-# -- words for what the server does ------------------------------------------------------------------------------------
+# -- words on rows and tables ------------------------------------------------------------------------------------------
 
 
 def aggregate(
