@@ -54,7 +54,7 @@ def go_on(
 ) -> None:
     """Build the parts, run what is left of the experiment, print and draw."""
     for kind in log:
-        logs.check(kind)
+        logs.require_logger(kind)
     chosen = experiment.chosen()
     federation = check_clients(experiment.federation(), clients)
     say_notes(federation)

@@ -177,9 +177,9 @@ class Folder:
             seen = [int(s.clients.max()) for e in history for stage, s in e.stages.items() if stage in SEEN]
             if arrives and max(seen, default=0) >= len(arrives):
                 raise ValueError(f"clients.csv names clients beyond the {len(arrives)} of the churn")
-            published, names = str(config.get("published", "")), tuple(map(str, config.get("clients", ())))
+            printed, names = str(config.get("published", "")), tuple(map(str, config.get("clients", ())))
         return Result(
-            method, seed, history, rounds, sum(record["seconds"] for record in rounds), published, names, self.path,
+            method, seed, history, rounds, sum(record["seconds"] for record in rounds), printed, names, self.path,
             arrives=arrives,
         )
 
