@@ -26,8 +26,10 @@ from coterie.report.conflicts import alike, last_cosines, opposed
 from coterie.report.few import few
 from coterie.report.plots import convergence
 from coterie.report.table import by_method, label_of, rows
+from coterie.running.experiment import Experiment
 from coterie.running.folder import Folder, inside
 from coterie.running.result import Result
+from coterie.running.saved import EXPERIMENT
 
 Floats = NDArray[np.float64]
 
@@ -41,8 +43,7 @@ MATRIX = 120
 
 def gather(paths: Sequence[Path]) -> dict[str, Any]:
     """Everything the page shows of these runs or comparisons, ready for JSON."""
-    folders = runs_of(paths)
-    read = [(folder, folder.result()) for folder in folders if _begun(folder)]
+    read = [(folder, folder.result()) for folder in runs_of(paths) if _begun(folder)]
     if not read:
         raise CoterieError(f"{paths[0]} holds no evaluation yet; give it time, or resume it.")
     results = [result for _, result in read]
@@ -58,13 +59,13 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
     ]
     for method in methods:
         method["lines"] = [_plain(asdict(line)) for line in lines if line.method == method["name"]]
-    unfinished = [folder.path.name for folder, _ in read if not folder.finished]
+    unfinished = sum(not folder.finished for folder, _ in read)
     experiments = list(filter(None, map(_experiment, paths)))
     return {
         "title": _title(paths), "metric": metric, "higher": metric == "accuracy", "coterie": coterie.__version__,
         "seeds": max(len(group) for group in groups.values()), "facts": _facts(read, experiments, clients),
         **_churn(read),
-        "answer": answer(results, len(unfinished) + _missing(experiments, len(folders))),
+        "answer": answer(results, unfinished + _waiting(experiments, len(read))),
         "clients": clients, "classes": _classes(read), "labels": labels_of(read[0][0].config()), "methods": methods,
         "notes": _notes(read, budget), "runs": _runs(read), "reproduce": _reproduce(read, experiments),
         "progress": _progress(read, experiments),
@@ -264,34 +265,30 @@ def _churn(read: Sequence[tuple[Folder, Result]]) -> dict[str, Any]:
 
 
 def _experiment(path: Path) -> dict[str, Any] | None:
-    file = path / "experiment.json"
+    """What experiment.json holds, the folder, and how many runs were asked for; None for runs started from Python."""
+    file = path / EXPERIMENT
     if not file.is_file():
         return None
     try:
         found: dict[str, Any] = json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as reason:
+        wanted = Experiment.of(found["experiment"], str(file)).count(bool(found.get("single")))
+        return {**found, "folder": str(path), "wanted": wanted}
+    except CoterieError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as reason:
         raise CoterieError(f"{file} is damaged: {reason}.") from reason
-    return {**found, "folder": str(path)}
 
 
-def _wanted(experiment: dict[str, Any]) -> int:
-    """How many runs an experiment has when it is finished; Local and FedAvg take part whether named or not."""
-    if experiment.get("single"):
-        return 1
-    inner = experiment["experiment"]
-    names = dict.fromkeys(("local", "fedavg", *inner.get("methods", ())))
-    return len(names) * int(inner.get("seeds", 1))
-
-
-def _missing(experiments: Sequence[dict[str, Any]], there: int) -> int:
-    return max(0, sum(map(_wanted, experiments)) - there) if experiments else 0
+def _waiting(experiments: Sequence[dict[str, Any]], begun: int) -> int:
+    """How many of the runs asked for have nothing to show yet."""
+    return max(0, sum(int(experiment["wanted"]) for experiment in experiments) - begun)
 
 
 def _progress(read: Sequence[tuple[Folder, Result]], experiments: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Rounds done and asked for over all runs, also those that have not begun."""
     rounds = [int(folder.config()["training"]["rounds"]) for folder, _ in read]
     done = [asked if folder.finished else len(result.rounds) for (folder, result), asked in zip(read, rounds)]
-    waiting = _missing(experiments, len(read))
+    waiting = _waiting(experiments, len(read))
     return {
         "runs": len(read) + waiting, "finished": sum(folder.finished for folder, _ in read),
         "rounds": sum(rounds) + waiting * max(rounds), "done": sum(done),
