@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import coterie
 from coterie.errors import CoterieError
@@ -25,13 +24,12 @@ from coterie.report.arrivals import newcomers, schedule
 from coterie.report.conflicts import alike, last_cosines, opposed
 from coterie.report.few import few
 from coterie.report.plots import convergence
+from coterie.report.series import Floats, finite, over_seeds, thinned
 from coterie.report.table import by_method, label_of, rows
 from coterie.running.experiment import Experiment
 from coterie.running.folder import Folder, inside
 from coterie.running.result import Result
 from coterie.running.saved import EXPERIMENT
-
-Floats = NDArray[np.float64]
 
 POINTS = 60
 """Evaluations of a curve that are kept, at most, evenly spaced and with the last one."""
@@ -167,17 +165,18 @@ def _values(group: Sequence[Result], stage: str, clients: int) -> Floats:
     for line, run in zip(table, group):
         scores = run.at(stage)
         line[scores.clients] = scores.test[scores.metric]
-    return _mean(table)
+    return over_seeds(finite(table))
 
 
 def _curve(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]:
     """The mean over clients by evaluated round, and what had been sent and spent by then, as means over seeds."""
     rounds, _ = convergence(group, stages[0])
-    kept = _thinned(len(rounds), POINTS)
+    kept = thinned(len(rounds), POINTS)
     curve: dict[str, Any] = {"rounds": rounds[kept].astype(int).tolist()}
     for stage in stages:
         means = convergence(group, stage)[1][:, kept] / (100 if group[0].at(stages[0]).metric == "accuracy" else 1)
-        curve[stage] = {"mean": _short(_mean(means), 6), "low": _short(_low(means)), "high": _short(_high(means))}
+        middle = _short(over_seeds(finite(means)), 6)
+        curve[stage] = {"mean": middle, "low": _short(_low(means)), "high": _short(_high(means))}
     bytes_by = np.array([_until(run, rounds[kept], _sent) for run in group]).mean(0)
     seconds = np.array([_until(run, rounds[kept], lambda r: float(r.get("seconds", 0))) for run in group]).mean(0)
     return {**curve, "bytes": _short(bytes_by, 6), "seconds": _short(seconds)}
@@ -200,7 +199,7 @@ def _tracks(group: Sequence[Result], stages: Sequence[str], clients: int, budget
     if budget < 2:
         return None
     rounds = [evaluation.round for evaluation in group[0].history]
-    kept = [rounds[i] for i in _thinned(len(rounds), min(budget, POINTS))]
+    kept = [rounds[i] for i in thinned(len(rounds), min(budget, POINTS))]
     found: dict[str, Any] = {"rounds": kept}
     for stage in (stage for stage in stages if not stage.startswith("unseen")):
         table = np.full((len(group), len(kept), clients), np.nan)
@@ -209,7 +208,7 @@ def _tracks(group: Sequence[Result], stages: Sequence[str], clients: int, budget
                 if evaluation.round in kept and stage in evaluation.stages:
                     scores = evaluation.stages[stage]
                     one[kept.index(evaluation.round), scores.clients] = scores.test[scores.metric]
-        found[stage] = [_short(line, 3) for line in _mean(table).T]
+        found[stage] = [_short(line, 3) for line in over_seeds(finite(table)).T]
     unseen = {f"unseen_{s}": found[s] for s in ("served", "adapted") if s in found and f"unseen_{s}" in stages}
     for stage, lines in unseen.items():  # unseen clients have numbers of their own, so both fit one table
         for evaluation in group[0].history:
@@ -231,7 +230,7 @@ def _conflicts(group: Sequence[Result], clients: int) -> dict[str, Any] | None:
         record = next(r["report"] for run in group for r in reversed(run.rounds) if "cosines" in r["report"])
         ids = np.array(record.get("clients", range(len(matrix))))
         named = "clients" in record or len(matrix) == clients or len(group[0].at("served").clients) == len(matrix)
-        kept = np.unique(np.linspace(0, len(matrix) - 1, min(MATRIX, len(matrix))).round().astype(int))
+        kept = thinned(len(matrix), MATRIX)
         matrix, ids = np.nan_to_num(matrix[np.ix_(kept, kept)]), ids[kept]
         order = alike(matrix)
         found["cosines"] = np.round(100 * matrix[np.ix_(order, order)]).astype(int).tolist()
@@ -358,17 +357,6 @@ def _reproduce(read: Sequence[tuple[Folder, Result]], experiments: Sequence[dict
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
-
-
-def _thinned(count: int, most: int) -> NDArray[np.int64]:
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
-
-
-def _mean(values: Floats) -> Floats:
-    """Over the first axis, of what is a number there."""
-    there = np.isfinite(values)
-    total = np.where(there, values, 0).sum(0)
-    return np.where(there.any(0), total / np.maximum(there.sum(0), 1), np.nan)
 
 
 def _low(values: Floats) -> Floats:
