@@ -16,6 +16,7 @@ from rich.table import Table
 from coterie.advise.decision import WEIGHT, Candidate, Standing, mean_seen
 from coterie.advise.pilot import Pilot
 from coterie.errors import CoterieError
+from coterie.evaluation.stages import ADAPTED
 from coterie.report.table import human_bytes, human_seconds, markdown_table
 from coterie.running.experiment import Experiment
 
@@ -260,7 +261,7 @@ def names(pilot: Pilot) -> list[str]:
         if _spelled(one) != one.method:
             said.append(f"`{_spelled(one)}` is FedAvg + fine-tune: one shared model that each client trains a little "
                         "before it uses it.")
-        elif one.stage == "adapted":
+        elif one.stage == ADAPTED:
             said.append(f"{one.label} is `{one.method}` in the block `adapted` of the table that the command prints.")
     return said
 

@@ -28,6 +28,7 @@ from coterie.contract.method import Uploads
 from coterie.contract.records import Record, Upload
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
+from coterie.evaluation.stages import PREFIX, SEEN
 from coterie.flower import wire
 from coterie.flower.checks import Received
 from coterie.flower.job import Job
@@ -324,7 +325,7 @@ class Rounds:
             if admitted:
                 server = self._admit(self.server, admitted, told)  # for these answers only
                 parts = self._payloads(server, admitted, {name: {"do": do, "newcomer": True} for name in admitted})
-                yield from self._deployed(parts, "unseen_")
+                yield from self._deployed(parts, PREFIX)
         if (known or late) and self.folder is not None:
             self._save()
             self._tell("finished")
@@ -456,7 +457,7 @@ class Rounds:
             return
         names = sorted(found, key=self.numbers.__getitem__)
         evaluation = Evaluation(t, {f"{prefix}{stage}": self._scores(names, found, stage)
-                                    for stage in ("served", "adapted")})
+                                    for stage in SEEN})
         self.history.append(evaluation)
         if self.folder is not None:
             self.folder.append_evaluation(evaluation)

@@ -2,7 +2,8 @@
 (() => {
   // -- state ----------------------------------------------------------------------------------------------------------
   let D = JSON.parse(document.getElementById("data").textContent);
-  const state = { method: "", stage: "served", base: "", client: -1, axis: "rounds", few: "", conflict: "",
+  const [SERVED, ADAPTED] = D.stages.map((one) => one.name);
+  const state = { method: "", stage: SERVED, base: "", client: -1, axis: "rounds", few: "", conflict: "",
     sort: ["mean", -1], filter: "", shown: "both" };
   const $ = (id) => document.getElementById(id);
   const NS = "http://www.w3.org/2000/svg";
@@ -81,7 +82,8 @@
   const dash = (i) => [null, "7 3", "2 3", "8 3 2 3"][Math.floor(i / 5) % 4];  // and twice as many with the dashes
   const methodOf = (name) => D.methods.find((m) => m.name === name);
   const place = (name) => D.methods.findIndex((m) => m.name === name);
-  const label = (m, stage) => (stage && stage.endsWith("adapted") ? m.adapted : m.label);
+  const label = (m, stage) => m.labels[stage];
+  const unseenOf = (stage) => D.stages.find((one) => one.name === stage).unseen;
   const plain = (name) => name.split(/[:+]/)[0];
   const better = (a, b) => (D.higher ? a - b : b - a);
   const short = (text, most) => (text.length > most ? text.slice(0, Math.max(4, most - 1)) + "…" : text);
@@ -190,19 +192,19 @@
   }
 
   // -- what the charts share ------------------------------------------------------------------------------------------
-  const stages = () => ["served", "adapted"].filter((stage) => D.methods.some((m) => m.values[stage]));
+  const stages = () => D.stages.map((one) => one.name).filter((stage) => D.methods.some((m) => m.values[stage]));
   const value = (m, stage, i) => {
-    const own = m.values[D.clients[i].seen ? stage : "unseen_" + stage];
+    const own = m.values[D.clients[i].seen ? stage : unseenOf(stage)];
     return own ? own[i] : null;
   };
   function bases() {
     const found = [];
     const global = D.methods.find((m) => m.name === "fedavg") || D.methods.find((m) => plain(m.name) === "fedavg");
     const local = D.methods.find((m) => plain(m.name) === "local");
-    if (global) found.push([global.name + "|served", global.label + ", the global model"]);
-    if (global && global.values.adapted) found.push([global.name + "|adapted", global.adapted]);
-    if (local) found.push([local.name + "|served", local.label + ", no sharing"]);
-    found.push(["|served", "itself, as served"]);
+    if (global) found.push([`${global.name}|${SERVED}`, global.label + ", the global model"]);
+    if (global && global.values[ADAPTED]) found.push([`${global.name}|${ADAPTED}`, label(global, ADAPTED)]);
+    if (local) found.push([`${local.name}|${SERVED}`, local.label + ", no sharing"]);
+    found.push([`|${SERVED}`, `itself, as ${SERVED}`]);
     return found;
   }
   function baseOf(method) {
@@ -240,7 +242,7 @@
 
   // -- the table ------------------------------------------------------------------------------------------------------
   const COLUMNS = [
-    ["label", "method", 1, "As the command line spells it"], ["stage", "stage", 1, "served: the model a client gets; adapted: after local training"],
+    ["label", "method", 1, "As the command line spells it"], ["stage", "stage", 1, D.stages.map((one) => `${one.name}: ${one.about}`).join("; ")],
     ["mean", "mean", -1, "Unweighted mean over clients, ± standard deviation over seeds"],
     ["worst", "worst", -1, "The worst client"], ["lowest", "low 10 %", -1, "Mean of the worst tenth of the clients"],
     ["client_std", "std", 1, "Standard deviation over clients"], ["jain", "Jain", -1, "Jain's index: 1 when all clients are equal"],
@@ -269,7 +271,7 @@
     }
     const shown = {
       label: (l) => [el("span", { class: "dot", style: `background:${colour(place(l.method))}` }), l.label,
-        l.stage === "served" && l.steps > 0 ? el("small", { title: "trains before use" }, " ·t") : null,
+        l.stage === SERVED && l.steps > 0 ? el("small", { title: "trains before use" }, " ·t") : null,
         l.published ? el("small", { title: "the stage its paper printed" }, " †") : null],
       stage: (l) => l.stage,
       mean: (l) => [fmt(l.mean, percent() ? 2 : 3), l.seeds > 1 ? el("small", {}, ` ± ${fmt(l.mean_spread, percent() ? 2 : 3)}`) : null],
@@ -452,7 +454,7 @@
     const both = stages().filter((stage) => own(stage).length), beside = focus.newcomers || {};
     const [low, high] = domain(both.flatMap((stage) => own(stage).flatMap(({ c }) => [...c.mean, ...c.start])));
     const span = Math.max(...both.flatMap((stage) => own(stage).map(({ c }) => c.span))), most = Math.max(1, ...both.flatMap((stage) => own(stage).flatMap(({ c }) => c.age)));
-    const panels = both.map((stage) => el("div", { class: "panel" }, el("h3", {}, stage === "served" ? "Served" : "Adapted"), el("p", { class: "sub" }, `Test ${percent() ? "accuracy in %" : "error"}, mean over newcomers, ${stage === "served" ? "of the model they get" : "after their local training"}`),
+    const panels = both.map((stage) => el("div", { class: "panel" }, el("h3", {}, stage[0].toUpperCase() + stage.slice(1)), el("p", { class: "sub" }, `Test ${percent() ? "accuracy in %" : "error"}, mean over newcomers, ${stage === SERVED ? "of the model they get" : "after their local training"}`),
       chart(`Mean over newcomers by rounds since arrival, ${stage}`, (width) => {
         const height = 300, left = 52, right = width - 12, bottom = height - 58, svg = canvas(width, height);
         const x = scale([0, most], [left + 8, right]), y = scale([low, high], [bottom, 10]);
@@ -478,7 +480,7 @@
         return svg;
       })));
     section("newcomers", "Newcomers", [el("span", { class: "strong" }, who), newcomersWords(focus), span > 1 ? ` A point gathers ${span} rounds.` : ""], el("div", { class: "two" }, panels),
-legend(having, "served"), key(["dotted", "", `clients from the start at the same time, ${focus.label}`]));
+legend(having, SERVED), key(["dotted", "", `clients from the start at the same time, ${focus.label}`]));
   }
 
   // -- who holds what -------------------------------------------------------------------------------------------------
@@ -697,14 +699,14 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
       return;
     }
     const m = methodOf(state.method);
-    const list = bases().map(([b]) => b).filter((b) => b.endsWith("|served") && b !== "|served" && !(b === `${m.name}|served` && state.stage === "served"));
+    const list = bases().map(([b]) => b).filter((b) => b.endsWith(`|${SERVED}`) && b !== `|${SERVED}` && !(b === `${m.name}|${SERVED}` && state.stage === SERVED));
     const panels = list.map((b) => {
-      const base = methodOf(b.slice(0, -7)), pts = D.clients.map((c, i) => ({ i, n: c.train, seen: c.seen, g: value(m, state.stage, i), h: value(base, "served", i) })).filter((p) => p.seen && p.n > 0 && known(p.g) && known(p.h)).map((p) => ({ ...p, gain: better(p.g, p.h) }));
+      const base = methodOf(b.slice(0, b.lastIndexOf("|"))), pts = D.clients.map((c, i) => ({ i, n: c.train, seen: c.seen, g: value(m, state.stage, i), h: value(base, SERVED, i) })).filter((p) => p.seen && p.n > 0 && known(p.g) && known(p.h)).map((p) => ({ ...p, gain: better(p.g, p.h) }));
       if (!pts.length) return null;
       const sorted = pts.map((p) => p.n).sort((a, b) => a - b), middle = quantile(sorted, 0.5);
       const small = mean(pts.filter((p) => p.n <= middle).map((p) => p.gain)), large = mean(pts.filter((p) => p.n > middle).map((p) => p.gain));
       const words = `Clients with at most ${Math.round(middle)} samples: ${signed(small)}${points()}; ${large === null ? "there are no larger ones" : `larger ones: ${signed(large)}${points()}`}.`;
-      return el("div", { class: "panel" }, el("h3", {}, `Gain over ${base.label} (served)`), el("p", { class: "sub" }, words), chart(`Gain of ${focusName()} over ${base.label} against training samples`, (width) => {
+      return el("div", { class: "panel" }, el("h3", {}, `Gain over ${base.label} (${SERVED})`), el("p", { class: "sub" }, words), chart(`Gain of ${focusName()} over ${base.label} against training samples`, (width) => {
         const height = 280, left = 52, right = width - 10, bottom = height - 40, svg = canvas(width, height, pts.slice().sort((a, b) => a.n - b.n).map((p) => p.i));
         const [low, high] = extent(pts.map((p) => p.gain).concat([0])), air = (high - low) * 0.08 || 0.01, y = scale([low - air, high + air], [bottom, 8]);
         const [first, last] = extent(pts.map((p) => Math.log(p.n))), pad = (last - first) * 0.05 || 0.3, x = scale([first - pad, last + pad], [left, right]);
@@ -727,7 +729,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
 
   // -- unseen clients -------------------------------------------------------------------------------------------------
   function unseen() {
-    const ids = D.clients.map((_, i) => i).filter((i) => !D.clients[i].seen), stage = "unseen_" + state.stage;
+    const ids = D.clients.map((_, i) => i).filter((i) => !D.clients[i].seen), stage = unseenOf(state.stage);
     if (!ids.length || !D.methods.some((m) => m.values[stage])) {
       section("unseen", "Unseen clients", null, el("p", { class: "note" }, "No client was kept out of training; --unseen 4 keeps four, and shows what a client gets that arrives later."));
       return;
@@ -765,7 +767,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
     if (p) facts.push([`gain`, `${gained(p.to, p.from)}${points()} over ${baseName()}`]);
     for (const one of D.methods) if (one.few && one.few.end && one.few.models > 1 && known(one.few.end.choice[state.client]) && (one === m || one.name === state.few)) facts.push(["model", `${one.few.end.choice[state.client] + 1} of ${one.few.models}, ${one.label}`]);
     const tall = c.classes ? Math.max(1, ...c.classes) : 1;
-    const order = ranked(c.seen ? state.stage : "unseen_" + state.stage);
+    const order = ranked(c.seen ? state.stage : unseenOf(state.stage));
     host.replaceChildren(
       el("header", {}, el("h3", {}, `Client ${c.name}`), el("span", { class: "quiet" }, c.seen ? "" : "unseen"), el("button", { type: "button", class: "ghost", "aria-label": "Close", onclick: () => { pickClient(-1); $("client").focus(); } }, "×")),
       el("dl", {}, facts.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)])),
@@ -807,7 +809,7 @@ legend(having, "served"), key(["dotted", "", `clients from the start at the same
   function settle() {
     if (!methodOf(state.method)) {
       [state.method, state.stage] = D.answer.mean || [D.methods[0].name, stages()[0]];  // what the headline names
-      if (bases().length === 1 && stages().includes("adapted")) state.stage = "adapted";  // itself, as served
+      if (bases().length === 1 && stages().includes(ADAPTED)) state.stage = ADAPTED;  // itself, as served
     }
     if (!bases().some(([b]) => b === state.base)) state.base = (bases().find(([b]) => b !== `${state.method}|${state.stage}`) || bases()[0])[0];
     if (state.client >= D.clients.length) state.client = -1;

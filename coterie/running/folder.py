@@ -30,13 +30,12 @@ import coterie
 from coterie.data.federation import SPLITS, Federation
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
-from coterie.evaluation.stages import STAGES
+from coterie.evaluation.stages import SEEN, STAGES
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.options import respelled
 from coterie.running import checkpoint
 from coterie.running.result import Result
 
-SEEN = ("served", "adapted")
 RECORDS = ("metrics.jsonl", "clients.csv")
 COLUMNS = ("round", "stage", "client", "samples", "steps", "accuracy", "loss", "val_accuracy", "val_loss")
 

@@ -18,6 +18,7 @@ from coterie.contract.net import PerSample
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation
+from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import validation_score
 from coterie.options import build, respelled
 from coterie.running import checkpoint, server
@@ -243,7 +244,7 @@ class _Driver:
         """No better validation score in the last `patience` evaluations."""
         if not self.training.patience:
             return False
-        scores = [validation_score(e.stages["served"]) for e in self.history]
+        scores = [validation_score(e.stages[SERVED]) for e in self.history]
         best = max(range(len(scores)), key=lambda i: (scores[i], -i))
         return len(scores) - 1 - best >= self.training.patience
 
