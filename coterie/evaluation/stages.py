@@ -13,7 +13,7 @@ SEEN = (SERVED, ADAPTED)
 PREFIX = "unseen_"
 STAGES = (*SEEN, *(PREFIX + stage for stage in SEEN))
 
-ABOUT = {SERVED: "the model a client gets", ADAPTED: "after local training"}
+ABOUT = {SERVED: "the model a client gets", ADAPTED: "the same after local training"}
 """What a stage is, for people."""
 
 

@@ -7,8 +7,7 @@ const since = (c, k) =>
 function newcomersWords(m) {
   const c = m.newcomers && m.newcomers[state.stage];
   if (!c) return "";
-  const capital = (text) => text[0].toUpperCase() + text.slice(1),
-    last = c.age.length - 1,
+  const last = c.age.length - 1,
     now = `${capital(since(c, 0))}, newcomers have ${fmt(c.mean[0])}${unit()} with ${focusName()}`;
   if (!known(c.start[0])) return `${now}; nobody of the start was left to compare them with.`;
   const beside = `${now}, and the clients from the start ${fmt(c.start[0])}${unit()} at that time; `;
@@ -57,7 +56,7 @@ function newcomers() {
     most = Math.max(1, ...both.flatMap((stage) => own(stage).flatMap(({ c }) => c.age)));
   const panels = both.map((stage) =>
     panel(
-      stage[0].toUpperCase() + stage.slice(1),
+      capital(stage),
       `Test ${measured()}, mean over newcomers, ` +
         (stage === SERVED ? "of the model they get" : "after their local training"),
       chart(`Mean over newcomers by rounds since arrival, ${stage}`, (width) => {

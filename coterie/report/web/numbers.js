@@ -72,5 +72,6 @@ const axisDigits = (values) => {
 };
 const scale = (from, to) => (v) => to[0] + ((v - from[0]) / (from[1] - from[0] || 1)) * (to[1] - to[0]);
 const better = (a, b) => (D.higher ? a - b : b - a);
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
 // A count with its noun: 1 round, 2 rounds.
 const counted = (n, noun, plural = noun + "s") => `${n} ${n === 1 ? noun : plural}`;

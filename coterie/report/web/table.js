@@ -141,8 +141,8 @@ function table() {
     section(
       "methods",
       "Methods",
-      "Served: the model a client gets. Adapted: the same after local training. Stages are sorted apart, " +
-        "never mixed. Bold: best mean and best worst client of a stage. Click a line to look at it in all charts below.",
+      D.stages.map((one) => `${capital(one.name)}: ${one.about}. `).join("") +
+        "Stages are sorted apart, never mixed. Bold: best mean and best worst client of a stage. Click a line to look at it in all charts below.",
       el(
         "div",
         { class: "tools" },
