@@ -23,7 +23,7 @@ from typer.core import TyperArgument, TyperCommand
 import coterie
 from coterie import presets, registry
 from coterie.data import Federation
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 from coterie.report import catalogue, logs
 from coterie.report.answer import served_worst, verdict
 from coterie.report.progress import Live
@@ -207,10 +207,11 @@ def show_command(
     open_ones = [folder.path.name for folder in folders if not folder.finished]
     wanted = experiment.count(single)
     if not markdown:
-        console.print(f"data {experiment.data}, model {experiment.model}, {experiment.training.rounds} rounds")
+        rounds = counted(experiment.training.rounds, "round")
+        console.print(f"data {experiment.data}, model {experiment.model}, {rounds}")
     if open_ones or len(folders) < wanted:
         left = wanted - len(folders) + len(open_ones)
-        note = f"unfinished: {left} of {wanted} runs; `coterie resume {run}` goes on"
+        note = f"unfinished: {left} of {counted(wanted, 'run')}; `coterie resume {run}` goes on"
         (Console(stderr=True) if markdown else console).print(note)  # what is pasted holds tables only
     if markdown:
         print(as_markdown(results), end="")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from coterie import memory
 from coterie.data.partition import Ints, generator
-from coterie.errors import CoterieError, unknown
+from coterie.errors import CoterieError, counted, unknown
 
 Data = ArrayLike | Tensor
 Pair = tuple[Data, Data]
@@ -67,7 +67,8 @@ class Federation:
 
     def __repr__(self) -> str:
         """Without the samples, which may be nobody else's business."""
-        return f"<Federation: {self.clients} clients, {len(self.x)} samples {list(self.x.shape[1:])}>"
+        held = f"{counted(self.clients, 'client')}, {counted(len(self.x), 'sample')}"
+        return f"<Federation: {held} {list(self.x.shape[1:])}>"
 
     # --- constructors -------------------------------------------------------------------------------------------------
 
@@ -327,7 +328,7 @@ class Federation:
         counts = np.sum([self.histogram(split) for split in SPLITS], axis=0)  # [clients, classes]
         distance = label_distance(counts)
         return {
-            "task": f"classification, {self.classes} classes{self._class_names()}",
+            "task": f"classification, {counted(self.classes, 'class', 'classes')}{self._class_names()}",
             "classes held": f"{_spread((counts > 0).sum(axis=1))} per client",
             "class holders": f"{_spread((counts > 0).sum(axis=0))} per class",
             "heterogeneity": f"mean {distance.mean():.2f}, max {distance.max():.2f} - total-variation distance of a "
@@ -342,7 +343,7 @@ class Federation:
         means = torch.stack([self.y[b0:b3].double().mean() for b0, _, _, b3 in self.bounds])
         between = float(means.std(correction=0))
         return {
-            "task": f"regression, {self.y[0].numel()} target(s)",
+            "task": f"regression, {counted(self.y[0].numel(), 'target')}",
             "targets": f"mean {float(y.mean()):.3g}, standard deviation {float(y.std(correction=0)):.3g}",
             "heterogeneity": f"{between:.3g} - standard deviation of the clients' mean targets",
         }

@@ -26,7 +26,7 @@ from coterie.contract import records
 from coterie.contract.cohort import Init
 from coterie.contract.method import Uploads
 from coterie.contract.records import Record, Upload
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.stages import PREFIX, SEEN
 from coterie.flower import wire
@@ -76,7 +76,7 @@ class Policy:
             if not getattr(self, name) > 0:
                 raise CoterieError(f"{name} must be a positive number of seconds, not {getattr(self, name)}.")
         if self.minimum > self.sites:
-            raise CoterieError(f"minimum={self.minimum} answers cannot come from {self.sites} sites.")
+            raise CoterieError(f"minimum={self.minimum} answers cannot come from {counted(self.sites, 'site')}.")
         if self.target and self.target < self.minimum:
             raise CoterieError(f"target={self.target} is below minimum={self.minimum}.")
 
@@ -278,7 +278,8 @@ class Rounds:
         if len(accepted) >= self._needed:  # with privacy on 0: nobody's absence may be seen
             report = self._merge(accepted, uploads, n)
         else:
-            report = {"skipped": f"{self._needed} answers are needed, {len(accepted)} came"}
+            called = f"{counted(self._needed, 'answer')} {'is' if self._needed == 1 else 'are'} needed"
+            report = {"skipped": f"{called}, {len(accepted)} came"}
         if failures:
             report["failures"] = dict(Counter(failure.cause for failure in failures.values()))
         for name, failure in failures.items():
@@ -431,11 +432,11 @@ class Rounds:
             if len(found) >= count:
                 return found
             if found != seen:
-                self._tell(f"waiting for {count} sites")
+                self._tell(f"waiting for {counted(count, 'site')}")
             seen = found
             if time.monotonic() >= end:
                 raise CoterieError(
-                    f"waited {self.policy.wait:g} s for {count} sites; there are {len(found)}: "
+                    f"waited {self.policy.wait:g} s for {counted(count, 'site')}; there are {len(found)}: "
                     f"{', '.join(sorted(found)) or 'none'}."
                 )
             time.sleep(self.policy.poll)

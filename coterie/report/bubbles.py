@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from coterie.data.federation import SPLITS, Federation
+from coterie.errors import counted
 from coterie.report.series import thinned
 
 INK = "#333333"
@@ -61,7 +62,7 @@ def _draw_bubbles(axes: Axes, federation: Federation, shown: np.ndarray) -> None
     )
     axes.set_ylabel("class", fontsize=9, color=INK)
     label_classes(axes, federation.classes, federation.recipe.get("classes"))
-    axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=INK)
+    axes.set_title(f"largest bubble: {counted(counts.max(), 'sample')}", loc="right", fontsize=8, color=INK)
 
 
 def label_classes(axes: Axes, classes: int, names: Sequence[str] | None) -> None:
@@ -137,7 +138,7 @@ def _dress(axes: Axes, federation: Federation, shown: np.ndarray) -> None:
 
 
 def _title(federation: Federation, shown: np.ndarray) -> str:
-    count = str(federation.clients) if len(shown) == federation.clients else f"{len(shown)} of {federation.clients}"
+    some = "" if len(shown) == federation.clients else f"{len(shown)} of "
     samples = int((federation.bounds[:, 3] - federation.bounds[:, 0]).sum())
     unseen = f" ({federation.clients - federation.trained} unseen, shaded)" if len(federation.unseen) else ""
-    return f"{count} clients{unseen}, {samples} samples"
+    return f"{some}{counted(federation.clients, 'client')}{unseen}, {counted(samples, 'sample')}"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import coterie
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 from coterie.evaluation.stages import ABOUT, SEEN, SERVED, STAGES, unseen
 from coterie.report.answer import answer
 from coterie.report.arrivals import newcomers, schedule
@@ -101,8 +101,8 @@ def _same_clients(read: Sequence[tuple[Folder, Result]]) -> None:
     for folder, result in read:
         if result.names != first:
             raise CoterieError(
-                f"{folder.path} has {len(result.names)} clients and {read[0][0].path} has {len(first)}, or they are "
-                "others; a report compares runs on the same clients."
+                f"{folder.path} has {counted(len(result.names), 'client')} and {read[0][0].path} has {len(first)}, or "
+                "they are others; a report compares runs on the same clients."
             )
 
 
@@ -307,12 +307,12 @@ def _facts(
     if "partition" in recipe:
         alpha = f" {recipe['alpha']}" if "alpha" in recipe else ""
         found.append(f"{recipe['partition']}{alpha}")
-    found.append(f"{seen} clients{others}")
+    found.append(f"{counted(seen, 'client')}{others}")
     found += [f"model {experiments[0]['experiment']['model']}"] if experiments else []
     training = config["training"]
-    found.append(f"{training['rounds']} rounds, learning rate {training['lr']:g}")
+    found.append(f"{counted(training['rounds'], 'round')}, learning rate {training['lr']:g}")
     seeds = sorted({result.seed for _, result in read})
-    return [*found, f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"]
+    return [*found, counted(len(seeds), "seed")]
 
 
 def _title(paths: Sequence[Path]) -> str:

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from coterie.errors import counted
 from coterie.evaluation.stages import SEEN, SERVED, title, unseen
 from coterie.report.bubbles import INK, SEEN_COLOUR, UNSEEN_COLOUR, label_classes, label_clients
 from coterie.report.plots import COLOURS, dress, line_style, new_figure
@@ -179,7 +180,7 @@ def _classes(data: Data) -> Figure:
     place, label = np.nonzero(counts)
     tint = np.where([held[p]["seen"] for p in place], SEEN_COLOUR, UNSEEN_COLOUR)
     axes.scatter(place, label, s=160 * counts[place, label] / counts.max(), c=tint, alpha=0.8, linewidths=0, zorder=3)
-    _title(axes, f"who holds which class; the largest bubble is {counts.max()} samples")
+    _title(axes, f"who holds which class; the largest bubble is {counted(counts.max(), 'sample')}")
     dress(axes)
     label_clients(axes, [c["name"] for c in held], float(width) - 1)
     axes.set_xlabel("client" + ("" if all(c["seen"] for c in held) else " (orange: unseen)"), fontsize=9, color=INK)

@@ -142,7 +142,8 @@ function table() {
       "methods",
       "Methods",
       D.stages.map((one) => `${capital(one.name)}: ${one.about}. `).join("") +
-        "Stages are sorted apart, never mixed. Bold: best mean and best worst client of a stage. Click a line to look at it in all charts below.",
+        "Stages are sorted apart, never mixed. Bold: best mean and best worst client of a stage. " +
+        "Click a line to look at it in all charts below.",
       el(
         "div",
         { class: "tools" },
