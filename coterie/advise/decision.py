@@ -15,6 +15,7 @@ import numpy as np
 
 from coterie.advise.shift import LabelClusters, Shift
 from coterie.errors import CoterieError
+from coterie.evaluation.stages import ADAPTED
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Newcomers = Literal["none", "some", "often"]
@@ -42,7 +43,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        return f"{self.method} + fine-tune" if self.stage == "adapted" else self.method
+        return f"{self.method} + fine-tune" if self.stage == ADAPTED else self.method
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.evaluation.constant import guess
 from coterie.evaluation.score import Scores
+from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import summarise
 from coterie.options import build
 from coterie.running import runs
@@ -101,7 +102,7 @@ def advise(
     sizes = federation.sizes("train")[federation.seen]
     found = Findings(
         candidates(results, data), measured, groups, data.population, len(data.unseen),
-        (int(sizes.min()), int(np.median(sizes))), results[0].at("served").metric, newcomers, objective, constant(data),
+        (int(sizes.min()), int(np.median(sizes))), results[0].at(SERVED).metric, newcomers, objective, constant(data),
         int(np.median(federation.sizes("val")[federation.seen])),
     )
     return Pilot(found, decide(found), plan, time.perf_counter() - start)
@@ -123,8 +124,8 @@ def candidates(results: Sequence[Result], federation: Federation) -> tuple[Candi
     return tuple(
         _candidate(group, stage, federation)
         for spelling, group in by_method.items()
-        for stage in ("served", "adapted")
-        if not (stage == "adapted" and spelling == "local")  # Local goes on training anyway
+        for stage in SEEN
+        if not (stage == ADAPTED and spelling == "local")  # Local goes on training anyway
     )
 
 
@@ -133,10 +134,10 @@ def _candidate(group: Sequence[Result], stage: str, federation: Federation) -> C
     name = spelling.partition(":")[0]
     family = FAMILIES["confree" if "confree" in name else name]
     seen = [run.at(stage) for run in group]
-    new = [run.at(f"unseen_{stage}") for run in group] if len(federation.unseen) else []
+    new = [run.at(unseen(stage)) for run in group] if len(federation.unseen) else []
     found = [summarise(scores) for scores in seen]
     return Candidate(
-        method=spelling, stage=stage, family="fine-tuning" if stage == "adapted" and family == "shared" else family,
+        method=spelling, stage=stage, family="fine-tuning" if stage == ADAPTED and family == "shared" else family,
         seen=_validation(seen, federation),
         new=_validation(new, federation) if new else np.zeros((len(group), 0)),
         test=float(np.mean([one.mean for one in found])), worst=float(np.mean([one.worst for one in found])),

@@ -21,7 +21,7 @@ from coterie.data.checks import client_names, require_finite, require_labels, re
 from coterie.data.partition import Ints, generator
 from coterie.data.splits import SPLITS, client_order, deal
 from coterie.data.summary import described, listed
-from coterie.errors import CoterieError, unknown
+from coterie.errors import CoterieError, counted, unknown
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,7 +63,8 @@ class Federation:
 
     def __repr__(self) -> str:
         """Without the samples, which may be nobody else's business."""
-        return f"<Federation: {self.clients} clients, {len(self.x)} samples {list(self.x.shape[1:])}>"
+        held = f"{counted(self.clients, 'client')}, {counted(len(self.x), 'sample')}"
+        return f"<Federation: {held} {list(self.x.shape[1:])}>"
 
     # --- constructors -------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coterie.data.partition import Ints
 from coterie.data.splits import SPLITS
+from coterie.errors import counted
 
 MOST_CLASSES = 12
 """Classes that are counted client by client on a screen."""
@@ -81,7 +82,7 @@ def _label_facts(counts: Ints, classes: Sequence[object] | None) -> dict[str, st
     distance = label_distance(counts)
     called = f": {', '.join(map(str, classes))}" if classes else ""
     return {
-        "task": f"classification, {counts.shape[1]} classes{called}",
+        "task": f"classification, {counted(counts.shape[1], 'class', 'classes')}{called}",
         "classes held": f"{_spread((counts > 0).sum(axis=1))} per client",
         "class holders": f"{_spread((counts > 0).sum(axis=0))} per class",
         "heterogeneity": f"mean {distance.mean():.2f}, max {distance.max():.2f} - total-variation distance of a "
@@ -94,7 +95,7 @@ def _target_facts(targets: Tensor, bounds: Ints) -> dict[str, str]:
     means = torch.stack([targets[b0:b3].double().mean() for b0, _, _, b3 in bounds])
     between = float(means.std(correction=0))
     return {
-        "task": f"regression, {targets[0].numel()} target(s)",
+        "task": f"regression, {counted(targets[0].numel(), 'target')}",
         "targets": f"mean {float(y.mean()):.3g}, standard deviation {float(y.std(correction=0)):.3g}",
         "heterogeneity": f"{between:.3g} - standard deviation of the clients' mean targets",
     }

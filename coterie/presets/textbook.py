@@ -23,6 +23,7 @@ from rich.table import Table
 from coterie import registry
 from coterie.data import Federation
 from coterie.data.sources import textbook_clients
+from coterie.evaluation.stages import SERVED
 from coterie.models import Linear
 from coterie.report.bubbles import INK
 from coterie.report.plots import COLOURS, dress, new_figure
@@ -167,7 +168,7 @@ def _settle(simulation: Simulation) -> None:
 
 
 def _errors(simulation: Simulation) -> Floats:
-    return simulation.evaluate().stages["served"].test["loss"]
+    return simulation.evaluate().stages[SERVED].test["loss"]
 
 
 # -- for the terminal --------------------------------------------------------------------------------------------------

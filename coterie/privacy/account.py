@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -98,7 +98,7 @@ class Account:
     def epsilon(self, rounds: int) -> float:
         """The epsilon spent in so many rounds, at delta: the larger one of removing and of adding a client."""
         if not 0 <= rounds <= max(self.rounds, 1):
-            raise CoterieError(f"this account was made for {self.rounds} rounds, not {rounds}.")
+            raise CoterieError(f"this account was made for {counted(self.rounds, 'round')}, not {rounds}.")
         if rounds == 0:
             return 0.0
         if self.delta < _ROUNDING:

@@ -23,6 +23,7 @@ from coterie.engine.packing import IntArray
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
+from coterie.evaluation.stages import PREFIX
 from coterie.privacy.guard import Guard
 from coterie.running import server as serving
 from coterie.running.clients import (
@@ -202,7 +203,7 @@ class Simulation(Clients):
         unseen = self.federation.unseen
         if len(unseen):
             server = yield from self._admitting(self.server, unseen)
-            stages |= yield from self._stages(unseen, server, "unseen_")
+            stages |= yield from self._stages(unseen, server, PREFIX)
         return Evaluation(self.rounds_done, stages)
 
     def row(self, client: int, adapted: bool = False) -> Tensor:

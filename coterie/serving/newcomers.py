@@ -26,7 +26,7 @@ from coterie.data import Federation, load, spelled
 from coterie.data.partition import Ints, generator
 from coterie.data.readers import find
 from coterie.data.splits import deal
-from coterie.errors import CoterieError, NoLabels, unknown
+from coterie.errors import CoterieError, NoLabels, counted, unknown
 from coterie.evaluation import intervals
 from coterie.evaluation.intervals import LEVEL
 from coterie.running.clients import Clients, deploy, introduce
@@ -205,9 +205,9 @@ def _stated(estimate: Estimate | None) -> list[str]:
     (low, high), (least, most), level = estimate.interval, estimate.confidence, f"{LEVEL:.0%}".replace("%", " %")
     return [
         f"Estimate: {metric} {shown(estimate.value)}, by {estimate.folds}-fold cross-validation of all of this, the "
-        f"choice whether to adapt included, on its {estimate.n} labelled samples.",
-        f"On {estimate.future} further samples of this client: {shown(low)} to {shown(high)} ({level} prediction "
-        "interval).",
+        f"choice whether to adapt included, on its {counted(estimate.n, 'labelled sample')}.",
+        f"On {counted(estimate.future, 'further sample')} of this client: {shown(low)} to {shown(high)} ({level} "
+        "prediction interval).",
         f"On endlessly many: {shown(least)} to {shown(most)} ({level} confidence interval).",
     ]
 
