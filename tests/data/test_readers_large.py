@@ -31,7 +31,7 @@ from PIL import Image
 from pathlib import Path
 from coterie import run
 from coterie.data import Federation, load, published
-from coterie.engine import memory
+from coterie import memory
 
 LIMIT, root = int(sys.argv[1]), Path(sys.argv[2])
 how = {"csv": dict(text="said", tokenizer=lambda text: [len(text)], length=1)}
