@@ -23,11 +23,11 @@ from coterie.cli.arguments import (
 )
 from coterie.cli.orchestrate import either, experiment_of, saved_experiment
 from coterie.cli.printing import print_results, say_notes
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 from coterie.report import catalogue
 from coterie.report.answer import served_worst
 from coterie.report.table import markdown as as_markdown
-from coterie.running import runs, saved
+from coterie.running import saved
 from coterie.running.experiment import check_clients
 from coterie.running.folder import inside
 
@@ -53,12 +53,13 @@ def show_command(
     if not results:
         raise CoterieError(f"{run} holds no evaluation yet; resume it.")
     open_ones = [folder.path.name for folder in folders if not folder.finished]
-    wanted = 1 if single else len(runs.with_baselines(experiment.chosen())) * experiment.seeds
+    wanted = experiment.count(single)
     if not markdown:
-        console.print(f"data {experiment.data}, model {experiment.model}, {experiment.training.rounds} rounds")
+        rounds = counted(experiment.training.rounds, "round")
+        console.print(f"data {experiment.data}, model {experiment.model}, {rounds}")
     if open_ones or len(folders) < wanted:
         left = wanted - len(folders) + len(open_ones)
-        note = f"unfinished: {left} of {wanted} runs; `coterie resume {run}` goes on"
+        note = f"unfinished: {left} of {counted(wanted, 'run')}; `coterie resume {run}` goes on"
         (Console(stderr=True) if markdown else console).print(note)  # what is pasted holds tables only
     if markdown:
         print(as_markdown(results), end="")

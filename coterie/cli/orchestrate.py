@@ -54,7 +54,7 @@ def go_on(
 ) -> None:
     """Build the parts, run what is left of the experiment, print and draw."""
     for kind in log:
-        logs.check(kind)
+        logs.require_logger(kind)
     chosen = experiment.chosen()
     federation = check_clients(experiment.federation(), clients)
     say_notes(federation)
@@ -66,8 +66,7 @@ def go_on(
             console.print(f"{reason}. Clients are trained one after another: the same results, slower.", markup=False,
                           highlight=False, soft_wrap=True)
         write_experiment(folder, experiment, single)
-    count = 1 if single else len(runs.with_baselines(chosen)) * experiment.seeds
-    with ExitStack() as open_ones, Live(count) as live:
+    with ExitStack() as open_ones, Live(experiment.count(single)) as live:
         if single:
             started = resume and (folder / "config.json").exists()
             first = Folder(folder).load()[1]["round"] if started and Folder(folder).checkpoint.exists() else 0
