@@ -1,0 +1,37 @@
+"""What a person types, in a process of its own or in this one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coterie import cli, methods
+
+FILES = sorted(p.stem for p in Path(methods.__file__).parent.glob("*.py") if p.stem != "__init__")  # one per method
+SMALL = ["--clients", "6", "--unseen", "2", "--model", "mlp:hidden=8", "--partition", "iid", "--set", "device=cpu"]
+
+
+def coterie(*words, cwd, **options):
+    """Run `python -m coterie` and return the finished process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "coterie", *map(str, words)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **options)
+
+
+def in_process(words, monkeypatch, capsys):
+    """The command's entry point without a new interpreter: starting PyTorch for every bad word would take minutes."""
+    monkeypatch.setattr(sys, "argv", ["coterie", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return stopped.value.code, capsys.readouterr().err
+
+
+def in_process_shown(words, monkeypatch, capsys):
+    """What a command that succeeds prints, without a new interpreter."""
+    monkeypatch.setattr(sys, "argv", ["coterie", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0
+    return capsys.readouterr()
