@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from coterie import churn, files, models, registry
+from coterie import churn, files, registry
 from coterie.contract.method import Method
 from coterie.data import Federation, Source, load, natural, partition, published, spelled
 from coterie.errors import CoterieError, unknown
 from coterie.options import build, options, parse_options
 from coterie.running.config import Training
+from coterie.running.spec import RunSpec
 
 DEFAULT_PARTITION = "dirichlet:alpha=0.5"
 
@@ -144,10 +145,16 @@ class Experiment:
         name, given = parse_options(self.data) if ":" in self.data else (self.data, {})
         return published.load(name, self.data_dir, **given) if name in published.SETS else load(self.data)
 
+    def spec(self, federation: Federation, method: str = "") -> RunSpec:
+        """One of its runs on this federation's samples, as every other place writes it down."""
+        return RunSpec.for_data(
+            federation, method=method, model=self.model, training=self.training, head=self.head,
+            class_names=tuple(federation.recipe.get("classes", ())), encoding=federation.recipe.get("encoding"),
+        )
+
     def factory(self, federation: Federation) -> Callable[[], nn.Module]:
         """The model for this federation's samples."""
-        name, given = parse_options(self.model)
-        return models.model(name, tuple(federation.x.shape[1:]), federation.outputs, **given)
+        return self.spec(federation).factory()
 
     def chosen(self) -> list[Method]:
         return [registry.method(spec) for spec in self.methods]

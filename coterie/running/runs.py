@@ -26,6 +26,7 @@ from coterie.running.folder import Folder
 from coterie.running.joint import Settle, Stack, Work, alone, family, most_clients, pays
 from coterie.running.result import Result
 from coterie.running.simulation import ModelLike, Simulation
+from coterie.running.spec import RunSpec
 
 ALWAYS = ("local", "fedavg")
 """Methods every comparison holds: Local, and FedAvg, whose `adapted` stage is FedAvg + fine-tune."""
@@ -261,17 +262,15 @@ def _arrivals(federation: Federation) -> tuple[int, ...]:
 
 
 def _config(method: Method, simulation: Simulation, head: str | None) -> dict[str, Any]:
-    schedule = simulation.federation.schedule
+    federation, schedule = simulation.federation, simulation.federation.schedule
+    spec = RunSpec.for_data(
+        federation, method=registry.spelling(method), model="", training=simulation.training, head=head
+    )
     churn = {} if schedule is None else {"churn": [[a, None if b == NEVER else b] for a, b in schedule.tolist()]}
     return {
-        "method": registry.spelling(method), "published": method.published, "training": asdict(simulation.training),
-        "federation": simulation.federation.recipe, "clients": list(simulation.federation.names),
-        "population": simulation.population, "columns": simulation.layout.size, "head": head,
+        **spec.config(), "published": method.published, "federation": federation.recipe,
+        "clients": list(federation.names), "population": simulation.population, "columns": simulation.layout.size,
         "choices": simulation.choices, **churn,
-        "samples": {
-            "shape": list(simulation.federation.x.shape[1:]), "classes": simulation.federation.classes,
-            "outputs": simulation.federation.outputs,
-        },
     }
 
 

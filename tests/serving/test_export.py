@@ -14,8 +14,8 @@ from coterie import cli
 from coterie.errors import CoterieError
 from coterie.models import model
 from coterie.running.saved import Saved
-from coterie.serving import export
-from coterie.serving.newcomers import hand_out
+from coterie.serving import export, portable
+from coterie.serving.handout import hand_out
 
 ENDINGS = {"safetensors": "safetensors", "torchscript": "pt", "torch-export": "pt2", "onnx": "onnx"}
 
@@ -134,9 +134,9 @@ def test_the_servers_models(tmp_path):
     result = coterie.run("ifca:models=2", model("linear", (4,), 3), data, folder=tmp_path / "r", rounds=1, device="cpu")
     saved = Saved.open(tmp_path / "r", "linear")
     for k in range(2):
-        assert torch.equal(export.of_run(saved, None, k, False).row, result.simulation.server.rows[k])
+        assert torch.equal(portable.of_run(saved, None, k, False).row, result.simulation.server.rows[k])
     with pytest.raises(CoterieError, match="keeps 2 model"):
-        export.of_run(saved, None, 2, False)
+        portable.of_run(saved, None, 2, False)
 
 
 def test_a_file_that_answers_otherwise_is_an_error_and_not_left_behind(tmp_path):
@@ -145,7 +145,7 @@ def test_a_file_that_answers_otherwise_is_an_error_and_not_left_behind(tmp_path)
     spec = f"{tmp_path / 'batchy.py'}:Net"
     data = coterie.Federation.from_clients([(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(3)])
     coterie.run("fedavg", model(spec, (4,), 3), data, folder=tmp_path / "r", rounds=1, device="cpu")
-    piece = export.of_run(Saved.open(tmp_path / "r", spec), None, 0, False)
+    piece = portable.of_run(Saved.open(tmp_path / "r", spec), None, 0, False)
     with pytest.raises(CoterieError, match="gives other outputs than the model"):
         export.hand_out(piece, tmp_path / "net.pt", "torchscript")
     assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"batchy.py", "r"}
