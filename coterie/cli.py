@@ -205,7 +205,7 @@ def show_command(
     if not results:
         raise CoterieError(f"{run} holds no evaluation yet; resume it.")
     open_ones = [folder.path.name for folder in folders if not folder.finished]
-    wanted = 1 if single else len(runs.with_baselines(experiment.chosen())) * experiment.seeds
+    wanted = experiment.count(single)
     if not markdown:
         console.print(f"data {experiment.data}, model {experiment.model}, {experiment.training.rounds} rounds")
     if open_ones or len(folders) < wanted:
@@ -646,8 +646,7 @@ def _go_on(
             console.print(f"{reason}. Clients are trained one after another: the same results, slower.", markup=False,
                           highlight=False, soft_wrap=True)
         _write_experiment(folder, experiment, single)
-    count = 1 if single else len(runs.with_baselines(chosen)) * experiment.seeds
-    with ExitStack() as open_ones, Live(count) as live:
+    with ExitStack() as open_ones, Live(experiment.count(single)) as live:
         if single:
             started = resume and (folder / "config.json").exists()
             first = Folder(folder).load()[1]["round"] if started and Folder(folder).checkpoint.exists() else 0

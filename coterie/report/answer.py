@@ -21,10 +21,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.report.dead import EXACT, constant, frequent, label_counts, percent
+from coterie.report.series import Floats, over_seeds
 from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, rows, shortly, shown
 from coterie.running.result import Result
-
-Floats = NDArray[np.float64]
 
 BEYOND = 2.0
 """Standard errors that a difference must exceed to be more than noise."""
@@ -183,13 +182,6 @@ def served_worst(results: Sequence[Result], most: int = 3) -> Table | None:
 
 
 # -- noise -------------------------------------------------------------------------------------------------------------
-
-
-def over_seeds(values: Floats) -> Floats:
-    """The mean over the first axis of what is there; NaN where nothing is."""
-    there = ~np.isnan(values)
-    total = np.where(there, values, 0).sum(0)
-    return np.where(there.any(0), total / np.maximum(there.sum(0), 1), np.nan)
 
 
 def paired_error(a: Floats, b: Floats) -> float:

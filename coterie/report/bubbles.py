@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from coterie.data.federation import SPLITS, Federation
+from coterie.report.series import thinned
 
 INK = "#333333"
 SEEN = "#2f6f9f"
@@ -23,7 +24,7 @@ SHOWN = 200  # beyond this, bubbles are specks: a spread of the clients is drawn
 
 def bubbles(federation: Federation, path: str | Path) -> Path:
     """Draw clients against classes with bubbles whose area is the number of samples; returns the path written."""
-    shown = _shown(federation)
+    shown = thinned(federation.clients, SHOWN)  # seen and unseen in their true proportion
     figure = Figure(figsize=_inches(len(shown), federation.classes), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -34,12 +35,6 @@ def bubbles(federation: Federation, path: str | Path) -> Path:
     _dress(axes, federation, shown)
     figure.savefig(path)
     return Path(path)
-
-
-def _shown(federation: Federation) -> np.ndarray:
-    """The clients to draw: all, or evenly spread ones, with seen and unseen in their true proportion."""
-    count = min(SHOWN, federation.clients)
-    return np.linspace(0, federation.clients - 1, count).round().astype(np.int64)
 
 
 def _inches(clients: int, classes: int) -> tuple[float, float]:

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from coterie.data.federation import SPLITS, guess
 from coterie.errors import CoterieError
+from coterie.report.series import Floats
 from coterie.report.table import number
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 EXACT = 1e-6

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.report.series import thinned
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 
@@ -33,7 +34,7 @@ def few(group: Sequence[Result], folders: Sequence[Folder], clients: int, points
     judgements = [judged(end) if end else None for end in ends]
     first = _shown(judgements)
     end, over = ends[first], recorded[first]
-    kept = np.unique(np.linspace(0, len(over["w"]) - 1, min(points, len(over["w"]))).round().astype(int)).tolist()
+    kept = thinned(len(over["w"]), points).tolist()
     found = {
         "seed": group[first].seed, "models": _models(end, over, group[first]),
         "rounds": [over["rounds"][i] for i in kept] if over["w"] else [],
@@ -151,7 +152,7 @@ def _mass(run: Result, points: int) -> dict[str, Any] | None:
             found.append((int(record["round"]) + 1, [round(m / sum(mass), 4) for m in mass]))
     if not found:
         return None
-    kept = np.unique(np.linspace(0, len(found) - 1, min(2 * points, len(found))).round().astype(int)).tolist()
+    kept = thinned(len(found), 2 * points).tolist()
     return {"rounds": [found[i][0] for i in kept], "share": [found[i][1] for i in kept]}
 
 

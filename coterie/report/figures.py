@@ -12,13 +12,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from numpy.typing import NDArray
 
 from coterie.report.bubbles import INK, SEEN, UNSEEN, label_classes, label_clients
 from coterie.report.plots import COLOURS, dress, line_style, new_figure
+from coterie.report.series import Floats, thinned
 from coterie.report.table import human_bytes, human_seconds
 
-Floats = NDArray[np.float64]
 Data = dict[str, Any]
 
 GAIN, LOSS, SAME = COLOURS[0], COLOURS[1], "#9aa3ab"
@@ -171,7 +170,7 @@ def _newcomers(data: Data, stages: Sequence[str], chosen: Data) -> Figure:
 
 def _classes(data: Data) -> Figure:
     held = [c for c in data["clients"] if c["classes"]]
-    held = [held[i] for i in np.unique(np.linspace(0, len(held) - 1, min(MOST_CLIENTS, len(held))).round().astype(int))]
+    held = [held[i] for i in thinned(len(held), MOST_CLIENTS)]
     counts = np.array([c["classes"] for c in held])
     width, height = np.clip(1.8 + 0.3 * len(held), 5.6, 13), np.clip(1.6 + 0.3 * data["classes"], 3, 9)
     figure = new_figure(float(width), float(height))

@@ -13,14 +13,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
 from matplotlib.typing import LineStyleType
-from numpy.typing import NDArray
 
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.report.bubbles import INK
+from coterie.report.series import Floats, finite, over_seeds
 from coterie.report.table import by_method, label_of
 from coterie.running.result import Result, When
-
-Floats = NDArray[np.float64]
 
 # Ten colours as far apart as was found, for all readers and for red- and green-blind ones, none of them faint on white;
 # the page has the same. The second five are dashed, so that lines differ in more than their colour.
@@ -165,7 +163,7 @@ def _draw_convergence(axes: Axes, runs: Sequence[Result], others: Iterable[Seque
     for other in others:
         for stage in _stages(other):
             rounds, means = convergence(other, stage)
-            axes.plot(rounds, _over_seeds(means), color=OTHERS, linewidth=0.6, zorder=1)
+            axes.plot(rounds, over_seeds(finite(means)), color=OTHERS, linewidth=0.6, zorder=1)
     for stage in _stages(runs):
         rounds, means = convergence(runs, stage)
         colour = STAGES[stage]
@@ -175,15 +173,9 @@ def _draw_convergence(axes: Axes, runs: Sequence[Result], others: Iterable[Seque
             )
         marker = "o" if len(rounds) == 1 else ""
         axes.plot(
-            rounds, _over_seeds(means), color=colour, linewidth=1.5, linestyle=DASHES[stage], marker=marker,
+            rounds, over_seeds(finite(means)), color=colour, linewidth=1.5, linestyle=DASHES[stage], marker=marker,
             markersize=4, zorder=3,
         )
-
-
-def _over_seeds(means: Floats) -> Floats:
-    there = np.isfinite(means)
-    total = np.where(there, means, 0).sum(axis=0)
-    return np.where(there.any(axis=0), total / np.maximum(there.sum(axis=0), 1), np.nan)
 
 
 def _dress_clients(column: Sequence[Axes], runs: Sequence[Sequence[Result]], when: When) -> None:

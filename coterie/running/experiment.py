@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from coterie.running.config import Training
 from coterie.running.spec import RunSpec
 
 DEFAULT_PARTITION = "dirichlet:alpha=0.5"
+ALWAYS = ("local", "fedavg")
+"""Methods every comparison holds: Local, and FedAvg, whose `adapted` stage is FedAvg + fine-tune."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,28 @@ class Experiment:
 
     def chosen(self) -> list[Method]:
         return [registry.method(spec) for spec in self.methods]
+
+    def planned(self) -> list[Method]:
+        """What a comparison runs, with every seed."""
+        return with_baselines(self.chosen())
+
+    def count(self, single: bool) -> int:
+        """How many runs that makes; a method that cannot be built here, as its file is elsewhere, is one of its own."""
+        if single:
+            return 1
+        built, lost = [], set()
+        for spec in self.methods:
+            try:
+                built.append(registry.method(spec))
+            except CoterieError:
+                lost.add(spec)
+        return (len(with_baselines(built)) + len(lost)) * self.seeds
+
+
+def with_baselines(methods: Sequence[Method]) -> list[Method]:
+    """The methods in order, each once, behind the baselines that a comparison cannot do without."""
+    known = [registry.method(name) for name in ALWAYS]
+    return list(dict.fromkeys([*(b for b in known if b not in methods), *methods]))
 
 
 def read_toml(path: Path, depth: int = 0) -> dict[str, Any]:

@@ -22,14 +22,12 @@ from coterie.evaluation.summary import validation_score
 from coterie.options import build, respelled
 from coterie.running import checkpoint, server
 from coterie.running.config import Training
+from coterie.running.experiment import with_baselines
 from coterie.running.folder import Folder
 from coterie.running.joint import Settle, Stack, Work, alone, family, most_clients, pays
 from coterie.running.result import Result
 from coterie.running.simulation import ModelLike, Simulation
 from coterie.running.spec import RunSpec
-
-ALWAYS = ("local", "fedavg")
-"""Methods every comparison holds: Local, and FedAvg, whose `adapted` stage is FedAvg + fine-tune."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +137,6 @@ def check(
         else:
             server.check(one, federation.arrived(0), Simulation.layout_of(one, model, head))
     return reason
-
-
-def with_baselines(methods: Sequence[Method]) -> list[Method]:
-    """The methods in order, each once, behind the baselines that a comparison cannot do without."""
-    known = [registry.method(name) for name in ALWAYS]
-    return list(dict.fromkeys([*(b for b in known if b not in methods), *methods]))
 
 
 class _Driver:
