@@ -16,7 +16,7 @@ from coterie.churn import NEVER
 from coterie.contract.method import Method
 from coterie.contract.net import PerSample
 from coterie.data import Federation
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, Interrupted
 from coterie.evaluation.score import Evaluation
 from coterie.evaluation.summary import validation_score
 from coterie.options import build, respelled
@@ -43,10 +43,6 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
-
-
-class Interrupted(Exception):  # noqa: N818 (not an error)
-    """ctrl-C: the round was finished and the state saved."""
 
 
 def run(
