@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli.app import command
-from coterie.cli.orchestrate import opened_run
+from coterie.cli.printing import opened_run
 from coterie.errors import CoterieError
 
 

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import platform
@@ -250,6 +251,11 @@ def inside(path: Path) -> list[Folder]:
     """The runs of a run folder or of a comparison's, in the order they were started."""
     found = [path / "config.json", *path.glob("*/seed*/config.json")]
     return [Folder(p.parent) for p in sorted((p for p in found if p.is_file()), key=lambda p: p.stat().st_mtime_ns)]
+
+
+def fresh(name: str) -> Path:
+    """A folder under runs/ that is not there yet."""
+    return next(p for p in (Path("runs") / f"{name}-{k}" for k in itertools.count(1)) if not p.exists())
 
 
 def environment() -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from coterie import files, registry
+from coterie import registry
 from coterie.contract.cohort import Init
 from coterie.contract.method import Method
 from coterie.contract.records import Record
@@ -19,66 +18,11 @@ from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
 from coterie.running import checkpoint
 from coterie.running.config import Training
-from coterie.running.experiment import Experiment
+from coterie.running.experiment import EXPERIMENT, Experiment, read_experiment
 from coterie.running.folder import Folder
 from coterie.running.server import record_class
 from coterie.running.simulation import Simulation
 from coterie.running.spec import RunSpec
-
-EXPERIMENT = "experiment.json"
-MODEL_FILE = "model.py"
-
-
-# -- experiment.json: what the command line was asked for --------------------------------------------------------------
-
-
-def keep_model_file(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """Copy the file a model is taken from into the run folder; what experiment.json says about it."""
-    found = files.IN_FILE.match(experiment.model)
-    if found is None:
-        return {}
-    shutil.copyfile(found[1], folder / MODEL_FILE)
-    return {"model_file": {"copy": MODEL_FILE, "sha256": files.digest(folder / MODEL_FILE)}}
-
-
-def read_experiment(folder: Path) -> tuple[Experiment, bool, str]:
-    """The experiment, whether it is a single run, and a sentence where the model's file is not what it was.
-
-    A model from a file that has changed or is gone is taken from the copy in the run folder.
-    """
-    path = folder / EXPERIMENT
-    if not path.is_file():
-        why = f"it has no {EXPERIMENT}" if folder.exists() else "it does not exist"
-        raise CoterieError(f"{folder} is not a run folder: {why}.")
-    try:
-        record = files.read_json(path)
-        experiment, single = Experiment.of(record["experiment"], str(path)), bool(record["single"])
-        kept = record.get("model_file") or {}
-        return *_with_model(experiment, single, kept, folder),
-    except CoterieError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as reason:
-        raise CoterieError(f"{path} is damaged: {reason}.") from reason
-
-
-def _with_model(
-    experiment: Experiment, single: bool, kept: Mapping[str, Any], folder: Path
-) -> tuple[Experiment, bool, str]:
-    found = files.IN_FILE.match(experiment.model)
-    if found is None or not kept:
-        return experiment, single, ""
-    there = Path(found[1]).is_file()
-    if there and files.digest(Path(found[1])) == kept["sha256"]:
-        return experiment, single, ""
-    what = "has changed since the run began" if there else "is gone"
-    copy = folder / MODEL_FILE
-    if not copy.is_file() or files.digest(copy) != kept["sha256"]:
-        raise CoterieError(f"the model's file {found[1]} {what}, and {copy} is not the copy the run made of it.")
-    moved = replace(experiment, model=f"{copy}{experiment.model[found.end(1):]}")
-    return moved, single, f"the model's file {found[1]} {what}; the run goes on with its copy {copy}."
-
-
-# -- one run -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

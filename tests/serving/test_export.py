@@ -216,7 +216,7 @@ def test_safetensors_say_what_they_are(run, monkeypatch, capsys):
 
 
 def served(place):
-    """The tensors of the server's model, cut from its row by hand: 7 x 4 numbers of the bag, 3 x 4 and 3 of the head."""
+    """The server's model, cut from its row by hand: 7 x 4 numbers of the bag, 3 x 4 and 3 of the head."""
     row = load_file(place / "run" / "checkpoint.safetensors")["server.row"]
     bag, weight, bias = row.split([28, 12, 3])
     return {"0.weight": bag.reshape(7, 4), "1.weight": weight.reshape(3, 4), "1.bias": bias}
