@@ -153,7 +153,7 @@ def check_command(
     from coterie.running import check
 
     with console.status("checking"):
-        findings = check.check(method)
+        findings = check.examine(method)
     print("\n".join(check.lines(findings)))
     if any(finding.wrong for finding in findings):
         raise typer.Exit(1)
