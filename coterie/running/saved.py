@@ -68,7 +68,7 @@ class Saved:
         return self._named().factory()
 
     def init(self) -> Init:
-        """Layout and module; the weights mean nothing."""
+        """Layout and module; its weights are not the run's."""
         return self._named().init(self.method)
 
     def _named(self) -> RunSpec:

@@ -108,9 +108,12 @@ class RunSpec:
         name, given = parse_options(self.model)
         return models.model(name, self.shape, self.outputs, **given)
 
-    def init(self, method: Method) -> Init:
-        """Layout and module as the method wraps it; the weights mean nothing."""
-        return Init(self.factory(), method.wrap, 0, self.head)
+    def init(
+        self, method: Method, seed: int = 0, dtype: torch.dtype = torch.float32, device: torch.device | None = None,
+        population: int = 1,
+    ) -> Init:
+        """Layout, module and fresh rows, as the method wraps the model."""
+        return Init(self.factory(), method.wrap, seed, self.head, dtype, device, population, self.classes)
 
     # -- samples of this form, without meaning ---------------------------------------------------------------------
 
