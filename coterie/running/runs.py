@@ -215,6 +215,8 @@ def _side_by_side(wanted: Sequence[_Wanted], shared: _Shared, watch: Watch | Non
             room = most_clients(first.simulation)
             size = max(1, room // max(1, len(first.simulation.selected(0)))) if joins else 1
         now, left = left[:size], left[size:]
+        for one in now:
+            one.built = None
         drivers = [first, *(one.build(shared, first.simulation) for one in now[1:])]
         for driver in drivers:
             if reason:
@@ -223,8 +225,6 @@ def _side_by_side(wanted: Sequence[_Wanted], shared: _Shared, watch: Watch | Non
         with _stop_on_ctrl_c() as asked:
             works = [driver.drive(asked.is_set, watch) for driver in drivers]
             done = Stack[Result](room, asked.set).run(works) if len(works) > 1 else [alone(works[0])]
-        for one in now:
-            one.built = None
         del first, drivers, driver, works  # the next runs need the memory
         yield from done
 
