@@ -1,4 +1,4 @@
-"""Errors are sentences for the person who made the mistake."""
+"""Errors are sentences for the person who made the mistake; counts and names in them read as people write them."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ def unknown(
     near = [meant] if meant in names else get_close_matches(given.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else "" if listed else f"known: {', '.join(names)}."
     return CoterieError(f"unknown {kind} '{given}'; {' '.join(filter(None, (hint, listed)))}")
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A count with its noun: `1 round`, `2 rounds`, `0 rounds`; `plural` where it is not made with an s."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -100,3 +101,21 @@ def test_every_folder_of_tests_is_that_of_a_room():
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
     rooms = {room.relative_to("coterie") for room in ROOMS}
     assert folders - rooms - {Path(name) for name in OF_ALL} == set()
+
+
+def test_every_benchmark_is_explained():
+    page = (ROOT / "benchmarks" / "README.md").read_text("utf-8")
+    listed = re.findall(r"^\| \[(\w+)\.py\]\((\w+)\.py\) \|", page, re.MULTILINE)
+    assert sorted(listed) == [(path.stem, path.stem) for path in sorted((ROOT / "benchmarks").glob("*.py"))]
+
+
+def test_the_floor_plan_is_the_house():
+    """Every room stands in CONTRIBUTING's plan and every file of its table exists."""
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    plan = page.partition("```text\ncoterie/\n")[2].partition("\ntests/")[0]
+    rooms = set(re.findall(r"^  (\w+)/ ", plan, re.MULTILINE))
+    assert rooms == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    alone = {"__init__", "__main__", *re.search(r"^  ((?:\w+ )+)  ", plan, re.MULTILINE)[1].split(), "registry"}
+    assert alone == {path.stem for path in PACKAGE.glob("*.py")}
+    named = {name for name in re.findall(r"`(coterie/[\w/]+\.py)`", page) if not re.search("NAME|GROUP|mix", name)}
+    assert not {name for name in named if not (ROOT / name).exists()}

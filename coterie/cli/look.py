@@ -24,7 +24,7 @@ from coterie.cli.arguments import (
     experiment_of,
 )
 from coterie.cli.printing import print_results, saved_experiment, say_notes
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 from coterie.report import catalogue
 from coterie.report.answer import served_worst
 from coterie.report.table import markdown as as_markdown
@@ -55,10 +55,11 @@ def show_command(
     open_ones = [folder.path.name for folder in folders if not folder.finished]
     wanted = experiment.count(single)
     if not markdown:
-        console.print(f"data {experiment.data}, model {experiment.model}, {experiment.training.rounds} rounds")
+        rounds = counted(experiment.training.rounds, "round")
+        console.print(f"data {experiment.data}, model {experiment.model}, {rounds}")
     if open_ones or len(folders) < wanted:
         left = wanted - len(folders) + len(open_ones)
-        note = f"unfinished: {left} of {wanted} runs; `coterie resume {run}` goes on"
+        note = f"unfinished: {left} of {counted(wanted, 'run')}; `coterie resume {run}` goes on"
         (Console(stderr=True) if markdown else console).print(note)  # what is pasted holds tables only
     if markdown:
         print(as_markdown(results), end="")

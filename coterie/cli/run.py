@@ -114,7 +114,7 @@ def go_on(
 ) -> None:
     """Run what is left of the experiment, print and draw."""
     for kind in log:
-        logs.check(kind)
+        logs.require_logger(kind)
     federation = check_clients(experiment.federation(), clients)
     say_notes(federation)
     prepared = experiment.prepare(federation, folder, single, resume)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 import coterie
-from coterie.errors import CoterieError
-from coterie.evaluation.stages import STAGES
+from coterie.errors import CoterieError, counted
+from coterie.evaluation.stages import ABOUT, SEEN, SERVED, STAGES, unseen
 from coterie.report.answer import answer
 from coterie.report.arrivals import newcomers, schedule
 from coterie.report.conflicts import alike, last_cosines, opposed
@@ -63,6 +63,7 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
         "seeds": max(len(group) for group in groups.values()), "facts": _facts(read, experiments, clients),
         **_churn(read),
         "answer": answer(results, unfinished + _waiting(experiments, len(read))),
+        "stages": [{"name": stage, "unseen": unseen(stage), "about": ABOUT[stage]} for stage in SEEN],
         "clients": clients, "classes": _classes(read), "labels": labels_of(read[0][0].config()), "methods": methods,
         "notes": _notes(read, budget), "runs": _runs(read), "reproduce": _reproduce(read, experiments),
         "progress": _progress(read, experiments),
@@ -99,8 +100,8 @@ def _same_clients(read: Sequence[tuple[Folder, Result]]) -> None:
     for folder, result in read:
         if result.names != first:
             raise CoterieError(
-                f"{folder.path} has {len(result.names)} clients and {read[0][0].path} has {len(first)}, or they are "
-                "others; a report compares runs on the same clients."
+                f"{folder.path} has {counted(len(result.names), 'client')} and {read[0][0].path} has {len(first)}, or "
+                "they are others; a report compares runs on the same clients."
             )
 
 
@@ -149,8 +150,8 @@ def labels_of(config: dict[str, Any]) -> list[str] | None:
 def _method(name: str, group: list[Result], folders: list[Folder], clients: int, budget: int) -> dict[str, Any]:
     first = [stage for stage in STAGES if all(stage in run.stages for run in group)]
     return {
-        "name": name, "label": label_of(name, "served"), "adapted": label_of(name, "adapted"),
-        "seeds": [run.seed for run in group], "published": group[0].published,
+        "name": name, "label": label_of(name, SERVED), "labels": {stage: label_of(name, stage) for stage in SEEN},
+        "seeds": [run.seed for run in group], "published": group[0].printed,
         "values": {stage: _short(_values(group, stage, clients), 6) for stage in first},
         "curve": _curve(group, first), "tracks": _tracks(group, first, clients, budget),
         "conflicts": _conflicts(group, clients), "few": few(group, folders, clients, POINTS),
@@ -200,7 +201,7 @@ def _tracks(group: Sequence[Result], stages: Sequence[str], clients: int, budget
     rounds = [evaluation.round for evaluation in group[0].history]
     kept = [rounds[i] for i in thinned(len(rounds), min(budget, POINTS))]
     found: dict[str, Any] = {"rounds": kept}
-    for stage in (stage for stage in stages if not stage.startswith("unseen")):
+    for stage in (stage for stage in stages if stage in SEEN):
         table = np.full((len(group), len(kept), clients), np.nan)
         for one, run in zip(table, group):
             for evaluation in run.history:
@@ -208,8 +209,8 @@ def _tracks(group: Sequence[Result], stages: Sequence[str], clients: int, budget
                     scores = evaluation.stages[stage]
                     one[kept.index(evaluation.round), scores.clients] = scores.test[scores.metric]
         found[stage] = [_short(line, 3) for line in over_seeds(finite(table)).T]
-    unseen = {f"unseen_{s}": found[s] for s in ("served", "adapted") if s in found and f"unseen_{s}" in stages}
-    for stage, lines in unseen.items():  # unseen clients have numbers of their own, so both fit one table
+    apart = {unseen(stage): found[stage] for stage in SEEN if stage in found and unseen(stage) in stages}
+    for stage, lines in apart.items():  # unseen clients have numbers of their own, so both fit one table
         for evaluation in group[0].history:
             if evaluation.round in kept and stage in evaluation.stages:
                 scores = evaluation.stages[stage]
@@ -228,7 +229,7 @@ def _conflicts(group: Sequence[Result], clients: int) -> dict[str, Any] | None:
     if matrix is not None:
         record = next(r["report"] for run in group for r in reversed(run.rounds) if "cosines" in r["report"])
         ids = np.array(record.get("clients", range(len(matrix))))
-        named = "clients" in record or len(matrix) == clients or len(group[0].at("served").clients) == len(matrix)
+        named = "clients" in record or len(matrix) == clients or len(group[0].at(SERVED).clients) == len(matrix)
         kept = thinned(len(matrix), MATRIX)
         matrix, ids = np.nan_to_num(matrix[np.ix_(kept, kept)]), ids[kept]
         order = alike(matrix)
@@ -239,7 +240,7 @@ def _conflicts(group: Sequence[Result], clients: int) -> dict[str, Any] | None:
 
 def _newcomers(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]:
     """By stage, how newcomers fare by rounds since arrival; no key where nobody arrived."""
-    read = {stage: newcomers(group, stage, POINTS) for stage in ("served", "adapted") if stage in stages}
+    read = {stage: newcomers(group, stage, POINTS) for stage in SEEN if stage in stages}
     short = {
         stage: {**one, **{name: _short(one[name], 6) for name in ("age", "mean", "start")}}
         for stage, one in read.items() if one is not None
@@ -300,17 +301,17 @@ def _facts(
     config = read[0][0].config()
     recipe = config.get("federation", {})
     seen = sum(client["seen"] for client in clients)
-    unseen = f" and {len(clients) - seen} unseen" if len(clients) > seen else ""
+    others = f" and {len(clients) - seen} unseen" if len(clients) > seen else ""
     found = [Path(str(recipe["data"])).name] if "data" in recipe else []
     if "partition" in recipe:
         alpha = f" {recipe['alpha']}" if "alpha" in recipe else ""
         found.append(f"{recipe['partition']}{alpha}")
-    found.append(f"{seen} clients{unseen}")
+    found.append(f"{counted(seen, 'client')}{others}")
     found += [f"model {experiments[0]['experiment']['model']}"] if experiments else []
     training = config["training"]
-    found.append(f"{training['rounds']} rounds, learning rate {training['lr']:g}")
+    found.append(f"{counted(training['rounds'], 'round')}, learning rate {training['lr']:g}")
     seeds = sorted({result.seed for _, result in read})
-    return [*found, f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"]
+    return [*found, counted(len(seeds), "seed")]
 
 
 def _title(paths: Sequence[Path]) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from coterie import registry
 from coterie.data import Federation
 from coterie.errors import CoterieError
+from coterie.evaluation.stages import ADAPTED, unseen
 from coterie.running.clients import local
 from coterie.running.config import Training
 from coterie.running.simulation import Simulation
@@ -187,7 +188,7 @@ def _newcomers(spec: str) -> str:
     rows = _rows(_after(simulation))
     if not torch.isfinite(rows[4:]).all():
         return "an unseen client's model holds NaN or infinite numbers"
-    losses = simulation.evaluate().stages["unseen_adapted"].test["loss"]
+    losses = simulation.evaluate().stages[unseen(ADAPTED)].test["loss"]
     if not np.isfinite(losses).all():
         return "the loss of an unseen client is not finite"
     return _apart(rows[:4], _rows(_after(_simulation(spec))))

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import nn
 
-from coterie import churn, files, registry
+from coterie import files, registry
 from coterie.contract.method import Method
-from coterie.data import Federation, Source, load, natural, partition, published, spelled
-from coterie.errors import CoterieError, unknown
+from coterie.data import Federation, Source, churn, load, natural, partition, published, spelled
+from coterie.errors import CoterieError, counted, unknown
 from coterie.options import build, options, parse_options
 from coterie.running.config import Training
 from coterie.running.folder import environment
@@ -380,6 +380,6 @@ def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment
 def check_clients(federation: Federation, asked: int | None) -> Federation:
     """The federation, unless a number of clients was asked for and the data have clients of their own."""
     if asked is not None and federation.recipe.get("partition") == "natural":
-        raise CoterieError(f"the data bring {federation.clients} clients of their own, so --clients does not apply; "
-                           f"--partition {DEFAULT_PARTITION} would deal them anew.")
+        raise CoterieError(f"the data bring {counted(federation.clients, 'client')} of their own, so --clients does "
+                           f"not apply; --partition {DEFAULT_PARTITION} would deal them anew.")
     return federation

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from coterie import registry
-from coterie.churn import NEVER
 from coterie.contract.method import Method
 from coterie.contract.net import PerSample
 from coterie.data import Federation
+from coterie.data.churn import NEVER
 from coterie.errors import CoterieError, Interrupted
 from coterie.evaluation.score import Evaluation
+from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import validation_score
 from coterie.options import build, respelled
 from coterie.running import checkpoint, server
@@ -270,7 +271,7 @@ class _Driver:
         self._save()
         result = Result(
             self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
-            sum(r["seconds"] for r in self.rounds), simulation.method.published, simulation.federation.names,
+            sum(r["seconds"] for r in self.rounds), simulation.method.printed, simulation.federation.names,
             self.folder.path if self.folder else None, self.kept, _arrivals(simulation.federation),
         )
         if self.folder is not None:
@@ -319,7 +320,7 @@ class _Driver:
         """No better validation score in the last `patience` evaluations."""
         if not self.training.patience:
             return False
-        scores = [validation_score(e.stages["served"]) for e in self.history]
+        scores = [validation_score(e.stages[SERVED]) for e in self.history]
         best = max(range(len(scores)), key=lambda i: (scores[i], -i))
         return len(scores) - 1 - best >= self.training.patience
 
@@ -333,8 +334,9 @@ def _config(spelling: str, simulation: Simulation, head: str | None) -> dict[str
     spec = RunSpec.for_data(federation, method=spelling, model="", training=simulation.training, head=head)
     churn = {} if schedule is None else {"churn": [[a, None if b == NEVER else b] for a, b in schedule.tolist()]}
     return {
-        **spec.config(), "published": simulation.method.published, "federation": federation.recipe,
-        "clients": list(federation.names), "population": simulation.population, "columns": simulation.layout.size,
+        **spec.config(), "published": simulation.method.printed, "by_model": simulation.method.by_model,
+        "federation": federation.recipe, "clients": list(federation.names), "population": simulation.population,
+        "columns": simulation.layout.size,
         "choices": simulation.choices, **churn,
     }
 

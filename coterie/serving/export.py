@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie.errors import CoterieError, unknown
+from coterie.errors import CoterieError, counted, unknown
 from coterie.running import checkpoint
 from coterie.serving.portable import Portable, write_model
 
@@ -28,7 +28,7 @@ def hand_out(model: Portable, path: Path, form: str) -> str:
     apart = write(model, path, form)
     beside = f" and {path.with_suffix('.json')}" if form == "safetensors" else ""
     allowed = f"relative difference at most {apart:.1g}, {TOLERANCE:g} allowed"
-    return f"{path}{beside}: {form}; the same outputs on {len(model.x)} samples ({allowed})"
+    return f"{path}{beside}: {form}; the same outputs on {counted(len(model.x), 'sample')} ({allowed})"
 
 
 def format_of(path: Path, wanted: str | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from coterie.data import spelled
-from coterie.errors import CoterieError, NoLabels, unknown
+from coterie.errors import CoterieError, NoLabels, counted, unknown
 from coterie.evaluation.intervals import LEVEL
 from coterie.running.saved import Saved
 from coterie.serving.estimate import Adapt, Estimate
@@ -68,8 +68,8 @@ def _stated(estimate: Estimate | None) -> list[str]:
     (low, high), (least, most), level = estimate.interval, estimate.confidence, f"{LEVEL:.0%}".replace("%", " %")
     return [
         f"Estimate: {metric} {shown(estimate.value)}, by {estimate.folds}-fold cross-validation of all of this, the "
-        f"choice whether to adapt included, on its {estimate.n} labelled samples.",
-        f"On {estimate.future} further samples of this client: {shown(low)} to {shown(high)} ({level} prediction "
-        "interval).",
+        f"choice whether to adapt included, on its {counted(estimate.n, 'labelled sample')}.",
+        f"On {counted(estimate.future, 'further sample')} of this client: {shown(low)} to {shown(high)} ({level} "
+        "prediction interval).",
         f"On endlessly many: {shown(least)} to {shown(most)} ({level} confidence interval).",
     ]

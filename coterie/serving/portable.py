@@ -126,10 +126,9 @@ def of_client(saved: Saved, name: str, adapted: bool) -> Portable:
 def of_server(saved: Saved, number: int) -> Portable:
     """The server's model of this number."""
     server, meta = saved.server()
-    held = server.tensors()
-    rows = held["rows"] if "rows" in held else held["row"][None] if "row" in held else None
     init = saved.init()
-    if rows is None or rows.shape[-1] != init.layout.size:
+    rows = saved.method.whole(server, init.layout)
+    if rows is None:
         raise CoterieError(f"the server of {saved.method.name} keeps no whole model; export a client's with --client.")
     if not 0 <= number < len(rows):
         raise CoterieError(f"the server keeps {len(rows)} model(s), numbered from 0; there is no model {number}.")

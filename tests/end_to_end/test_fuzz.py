@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import coterie
-from coterie import churn, models, presets, registry
+from coterie import models, presets, registry
 from coterie.cli.printing import saved_experiment
-from coterie.data import PARTITIONS, Federation, partition
+from coterie.data import PARTITIONS, Federation, churn, partition
 from coterie.errors import CoterieError
 from coterie.options import build, parse_options
 from coterie.report.table import comparison
