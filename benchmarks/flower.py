@@ -128,8 +128,8 @@ def measure(rounds: int, turns: int, place: Path) -> dict[str, list[float]]:
                 out = place / f"hand{turn}"
                 _until_done(link, link.submit({"rounds": rounds, "out": str(out)}, "by_hand:server", "by_hand:client"))
                 seconds["by hand"] += [json.loads(line) for line in out.read_text().splitlines()][1:]
-                job = Job(fresh_id(), "fedavg", "mlp:hidden=128", (1, 8, 8), 10, 10,
-                          Training(rounds=rounds, lr=0.1, batch=10, device="cpu"), scores=False)
+                job = Job("fedavg", "mlp:hidden=128", (1, 8, 8), 10, 10,
+                          Training(rounds=rounds, lr=0.1, batch=10, device="cpu"), experiment=fresh_id(), scores=False)
                 folder = place / f"run{turn}"
                 folder.mkdir()
                 plan = Plan((job,), Policy(sites=4, minimum=4), folder=str(folder / "run"))

@@ -28,7 +28,6 @@ from coterie.data.splits import deal
 from coterie.evaluation import intervals
 from coterie.options import parse_options
 from coterie.running.saved import Saved
-from coterie.serving.export import module_of
 from coterie.serving.newcomers import personalize
 
 WAYS = {
@@ -79,7 +78,7 @@ def judged(saved: Saved, source, samples, name: str, repeat: int, again: int) ->
         found = found or one
         counts.append(one.estimate.value * one.estimate.n)
     with torch.no_grad():
-        right = module_of(found)(source.x[torch.from_numpy(test)]).argmax(1) == source.y[torch.from_numpy(test)]
+        right = found.module()(source.x[torch.from_numpy(test)]).argmax(1) == source.y[torch.from_numpy(test)]
     return {
         "client": str(name), "n": len(train), "m": len(test), "cv": round(counts[0]), "again": float(np.mean(counts)),
         "test": int(right.sum()), "adapted": found.adapted, "stated": found.estimate.interval,

@@ -6,6 +6,8 @@
     result = coterie.run("fedfew:models=3", model, federation, rounds=50, lr=0.05)
     result.model_for(0)                                             # an nn.Module for client 0
 
+    coterie.experiment("file.toml").run()                           # what `coterie compare --config file.toml` trains
+
 A name is imported when it is first used: a process that wants the version alone does not wait for PyTorch.
 """
 
@@ -15,7 +17,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch", "Cohort", "CoterieError", "Each", "Federation", "Given", "Init", "Layout", "Method", "Model", "Models",
-    "Net", "Nothing", "Record", "Result", "Training", "Upload", "Uploads", "compare", "pick", "run",
+    "Net", "Nothing", "Record", "Result", "Training", "Upload", "Uploads", "compare", "experiment", "pick", "run",
 ]
 
 if TYPE_CHECKING:  # what `_PLACES` says, for readers that do not run the code
@@ -27,6 +29,7 @@ if TYPE_CHECKING:  # what `_PLACES` says, for readers that do not run the code
     from coterie.data import Federation
     from coterie.errors import CoterieError
     from coterie.running.config import Training
+    from coterie.running.experiment import experiment
     from coterie.running.result import Result
     from coterie.running.runs import compare, run
 else:
@@ -42,6 +45,7 @@ else:
         "coterie.data": ("Federation",),
         "coterie.errors": ("CoterieError",),
         "coterie.running.config": ("Training",),
+        "coterie.running.experiment": ("experiment",),
         "coterie.running.result": ("Result",),
         "coterie.running.runs": ("compare", "run"),
     }

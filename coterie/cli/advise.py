@@ -17,8 +17,10 @@ from coterie.cli.arguments import (
     PartitionOption,
     PathArgument,
     SetOption,
+    either,
+    experiment_of,
 )
-from coterie.cli.orchestrate import either, experiment_of, fresh_folder
+from coterie.running.folder import fresh
 
 
 @command("advise")
@@ -56,5 +58,5 @@ def advise_command(
             experiment, settings or [], rounds, seeds, budget, newcomers, objective,
             lambda text: shown.update(text) if console.is_terminal else None, clients,
         )
-    folder = out or fresh_folder("advice")
+    folder = out or fresh("advice")
     pilots.show(pilot, go_on, folder, screen())

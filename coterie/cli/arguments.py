@@ -1,4 +1,4 @@
-"""What several commands take: the types of their arguments and options, with the help."""
+"""What several commands take: the types of their arguments and options, with the help, and the experiment they name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from coterie import presets
+from coterie.errors import CoterieError
 from coterie.running.config import Training
 from coterie.running.experiment import DEFAULT_PARTITION, Experiment
 
@@ -66,3 +68,29 @@ LogOption = Annotated[
     typer.Option("--log", help="tensorboard or mlflow, repeatable: also write local files for it into the folder."),
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder.  [default: a new one under runs/]")]
+
+
+def either(path: str | None, data: str | None) -> str | None:
+    """The data, named with --data or without it."""
+    if path is not None and data is not None:
+        raise CoterieError(f"'{path}' and --data {data} both name the data; give one of them.")
+    return data if path is None else path
+
+
+def experiment_of(
+    config: Path | None, data: str | None, partition: str | None, clients: int | None, unseen: int | None,
+    model: str | None, head: str | None, rounds: int | None, settings: list[str], methods: tuple[str, ...],
+    default_methods: tuple[str, ...] = (), churn: str | None = None, preset: str | None = None,
+    data_dir: str | None = None,
+) -> Experiment:
+    """The file's or the preset's experiment, overridden by what the command line says."""
+    if config is not None and preset is not None:
+        raise CoterieError("--config and --preset both name a whole experiment; use one of them.")
+    base = Experiment() if config is None else Experiment.read(config)
+    base = base if preset is None else presets.load(preset)
+    return base.changed(
+        methods or base.methods or default_methods,
+        [*([f"rounds={rounds}"] if rounds is not None else []), *settings],
+        data=data, partition=partition, clients=clients, unseen=unseen, model=model, head=head, churn=churn,
+        data_dir=data_dir,
+    )

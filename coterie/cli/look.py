@@ -20,15 +20,15 @@ from coterie.cli.arguments import (
     PathArgument,
     PresetOption,
     UnseenOption,
+    either,
+    experiment_of,
 )
-from coterie.cli.orchestrate import either, experiment_of, saved_experiment
-from coterie.cli.printing import print_results, say_notes
+from coterie.cli.printing import print_results, saved_experiment, say_notes
 from coterie.errors import CoterieError, counted
 from coterie.report import catalogue
 from coterie.report.answer import served_worst
 from coterie.report.table import markdown as as_markdown
-from coterie.running import saved
-from coterie.running.experiment import check_clients
+from coterie.running.experiment import EXPERIMENT, check_clients
 from coterie.running.folder import inside
 
 LISTED = 20
@@ -41,7 +41,7 @@ def show_command(
 ) -> None:
     """Print what a run has found so far."""
     folders = inside(run)
-    if folders and not (run / saved.EXPERIMENT).exists():  # written by Python, or one run of a comparison
+    if folders and not (run / EXPERIMENT).exists():  # written by Python, or one run of a comparison
         results = [folder.result() for folder in folders]
         if markdown:
             print(as_markdown(results), end="")

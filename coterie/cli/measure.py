@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli.app import command, console, screen
-from coterie.cli.arguments import ClientsOption, DataOption, ModelOption, PartitionOption, SetOption
-from coterie.cli.orchestrate import experiment_of
+from coterie.cli.arguments import ClientsOption, DataOption, ModelOption, PartitionOption, SetOption, experiment_of
 from coterie.running.experiment import check_clients
 
 

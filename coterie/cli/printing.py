@@ -1,21 +1,39 @@
-"""What is printed after a run and by `coterie show`."""
+"""What is printed after a run and by `coterie show`, and notes on what is read."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from coterie.cli.app import screen
 from coterie.data import Federation
 from coterie.report.answer import verdict
 from coterie.report.table import beside_paper, comparison
 from coterie.report.table import newcomers as newcomers_table
+from coterie.running.experiment import Experiment, read_experiment
 from coterie.running.result import Result
+from coterie.running.saved import Saved
 
 
 def say_notes(federation: Federation) -> None:
     for note in federation.recipe.get("notes", ()):
         print(f"coterie: {note}", file=sys.stderr)
+
+
+def saved_experiment(folder: Path) -> tuple[Experiment, bool]:
+    """What a folder's runs were asked for, and whether it is a single run."""
+    experiment, single, note = read_experiment(folder)
+    if note:
+        print(f"coterie: {note}", file=sys.stderr)
+    return experiment, single
+
+
+def opened_run(run: Path, model: str | None) -> Saved:
+    opened = Saved.open(run, model)
+    if opened.note:
+        print(f"coterie: {opened.note}", file=sys.stderr)
+    return opened
 
 
 def print_results(results: list[Result], printed: Mapping[str, str]) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from coterie import registry
-from coterie.cli.app import command
+from coterie.cli.app import command, console
 from coterie.cli.arguments import (
     ChurnOption,
     ClientsOption,
@@ -25,13 +29,18 @@ from coterie.cli.arguments import (
     SetOption,
     UnseenOption,
     by_default,
+    experiment_of,
 )
-from coterie.cli.orchestrate import experiment_of, fresh_folder, go_on, saved_experiment
+from coterie.cli.printing import print_results, saved_experiment, say_notes
+from coterie.data import Federation
 from coterie.errors import CoterieError
+from coterie.report import logs
+from coterie.report.progress import Live
+from coterie.report.table import by_method, to_csv
 from coterie.running.config import Training
-from coterie.running.experiment import Experiment
-
-DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
+from coterie.running.experiment import DEFAULT_METHODS, Experiment, check_clients
+from coterie.running.folder import fresh
+from coterie.running.result import Result
 
 
 @command("run")
@@ -54,7 +63,7 @@ def run_command(
     if len(experiment.methods) != 1:
         named = ", ".join(experiment.methods) or "none is named"
         raise CoterieError(f"run trains one method ({named}); `coterie methods` lists them, compare takes several.")
-    folder = out or fresh_folder(registry.method(experiment.methods[0]).name)
+    folder = out or fresh(registry.method(experiment.methods[0]).name)
     go_on(experiment, folder, single=True, resume=False, log=log or (), clients=clients)
 
 
@@ -82,7 +91,7 @@ def compare_command(
                                data_dir=data_dir)
     if seeds is not None:
         experiment = Experiment.of({**experiment.record(), "seeds": seeds})
-    go_on(experiment, out or fresh_folder("compare"), single=False, resume=False, clients=clients)
+    go_on(experiment, out or fresh("compare"), single=False, resume=False, clients=clients)
 
 
 @command("resume")
@@ -97,3 +106,47 @@ def resume_command(
     if log and not single:
         raise CoterieError("--log writes one run; `coterie report` and `coterie watch` read a comparison's runs.")
     go_on(experiment, run, single, resume=True, log=log or ())
+
+
+def go_on(
+    experiment: Experiment, folder: Path, single: bool, resume: bool, log: Sequence[str] = (),
+    clients: int | None = None,
+) -> None:
+    """Run what is left of the experiment, print and draw."""
+    for kind in log:
+        logs.require_logger(kind)
+    federation = check_clients(experiment.federation(), clients)
+    say_notes(federation)
+    prepared = experiment.prepare(federation, folder, single, resume)
+    if not resume:
+        if prepared.reason:
+            console.print(f"{prepared.reason}. Clients are trained one after another: the same results, slower.",
+                          markup=False, highlight=False, soft_wrap=True)
+        experiment.keep(folder, single, ["coterie", *sys.argv[1:]])
+    with ExitStack() as open_ones, Live(experiment.count(single)) as live:
+        asked = {k: v for k, v in experiment.record().items() if k not in ("training", "methods")}
+        told = [
+            open_ones.enter_context(
+                logs.Log(kind, folder, prepared.spelling, asked | asdict(experiment.training), prepared.rounds_done)
+            )
+            for kind in log
+        ]
+        results = prepared.go(logs.several(live, *told))
+    print_results(results, experiment.published)
+    to_csv(results, folder / "comparison.csv")
+    console.print(f"pictures: {', '.join(map(str, draw(results, federation, folder)))}")
+    console.print(f"run folder: {folder}")
+
+
+def draw(results: list[Result], federation: Federation, folder: Path) -> list[Path]:
+    """The pictures of a finished run or comparison."""
+    from coterie.report.bubbles import bubbles  # Matplotlib, which nobody waits for before the training
+    from coterie.report.conflicts import conflicts, opposed
+    from coterie.report.plots import newcomers, picture
+
+    drawn = [picture(results, folder / "picture.png"), bubbles(federation, folder / "clients.png")]
+    if any(len(opposed(group)[0]) for group in by_method(results).values()):
+        drawn.append(conflicts(results, folder / "conflicts.png"))
+    if any(result.arrives for result in results):
+        drawn.append(newcomers(results, folder / "newcomers.png"))
+    return drawn

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli.app import command
-from coterie.cli.orchestrate import opened_run
+from coterie.cli.printing import opened_run
 from coterie.errors import CoterieError
 
 
@@ -31,10 +31,10 @@ def personalize_command(
 
     Also says how good it will be.
     """
-    from coterie.serving import newcomers
+    from coterie.serving import handout
 
     opened = opened_run(run, model)
-    print(newcomers.hand_out(opened, data, out, client, adapt, future, seed, report))
+    print(handout.hand_out(opened, data, out, client, adapt, future, seed, report))
 
 
 @command("export")
@@ -55,13 +55,13 @@ def export_command(
 
     The file is read back and must give the same outputs.
     """
-    from coterie.serving import export
+    from coterie.serving import export, portable
 
     form = export.format_of(out, form)
     if run.is_dir():
-        piece = export.of_run(opened_run(run, net), client, model, adapted)
+        chosen = portable.of_run(opened_run(run, net), client, model, adapted)
     elif client is not None or model is not None or adapted:
         raise CoterieError(f"{run} holds one model; --client, --model and --adapted choose one of a run folder.")
     else:
-        piece = export.read_model(run, net)
-    print(export.hand_out(piece, out, form))
+        chosen = portable.read_model(run, net)
+    print(export.hand_out(chosen, out, form))

@@ -14,7 +14,6 @@ What is wrong but well formed and of usual length passes; robust aggregators are
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import CoterieError
-from coterie.running.folder import write_text
+from coterie.files import read_json, write_json
 
 log = logging.getLogger("coterie.server")
 
@@ -264,10 +263,10 @@ class Gate:
         self.quarantine, self.before = Quarantine(self.limits.strikes), dict[str, int]()
         if folder is not None and (folder / KEPT).exists():
             try:
-                kept = json.loads((folder / KEPT).read_text())
+                kept = read_json(folder / KEPT)
                 self.quarantine = Quarantine(self.limits.strikes, dict(kept["strikes"]), dict(kept["held"]))
                 self.before = {client: int(n) for client, n in kept["samples"].items()}
-            except (json.JSONDecodeError, KeyError, TypeError, ValueError) as reason:
+            except (KeyError, TypeError, ValueError) as reason:
                 what = "remove it to forget strikes and quarantines"
                 raise CoterieError(f"{folder / KEPT} is damaged; {what}.") from reason
 
@@ -306,4 +305,4 @@ class Gate:
             return
         kept = {"strikes": self.quarantine.strikes, "held": self.quarantine.held, "samples": self.before}
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / KEPT, json.dumps(kept, indent=2) + "\n")
+        write_json(self.folder / KEPT, kept)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -10,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import CoterieError, unknown
+from coterie.files import read_json, write_json
 from coterie.flower.checks import Limits
 from coterie.flower.job import Job, fresh_id
 from coterie.flower.rounds import Policy
 from coterie.options import build
 from coterie.registry import method, spelling
 from coterie.running.config import Training
-from coterie.running.folder import write_text
 
 PLAN = "plan.json"
 """The plan in the server's folder."""
-JOB = ("method", "model", "shape", "classes", "outputs", "head", "scores")
+JOB = ("method", "model", "shape", "classes", "outputs", "dtype", "head", "scores")
 TABLES = ("training", "policy", "limits")
 
 
@@ -42,17 +41,17 @@ class Plan:
     @classmethod
     def read(cls, path: Path) -> Plan:
         try:
-            values = json.loads(path.read_text())
+            values = read_json(path)
             jobs = tuple(Job.of(job) for job in values.pop("jobs"))
             policy = build(Policy, values.pop("policy", {}), "policy")
             limits = build(Limits, values.pop("limits", {}), "limits")
             return cls(jobs, policy, limits, **values)
-        except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as reason:
+        except (KeyError, TypeError, AttributeError) as reason:
             raise CoterieError(f"the plan {path} cannot be read ({reason}).") from reason
 
     def write(self, path: Path) -> None:
         values = {name: value for name, value in asdict(self).items() if name != "jobs"}
-        write_text(path, json.dumps({"jobs": [job.values() for job in self.jobs], **values}, indent=2) + "\n")
+        write_json(path, {"jobs": [job.values() for job in self.jobs], **values})
 
     @classmethod
     def configured(cls, path: Path, experiment: str | None = None) -> Plan:

@@ -41,9 +41,9 @@ from types import FrameType
 from typing import Any
 
 from coterie.errors import CoterieError
+from coterie.files import write_json
 from coterie.flower import missing
 from coterie.flower.keys import WARN_DAYS, ClientKeys, ServerKeys, certificate, names_of
-from coterie.running.folder import write_text
 
 CONNECTION = "coterie"
 NODES = "nodes.json"
@@ -305,7 +305,7 @@ class SuperLink:
                 answers = pool.map(lambda entry: self._register(*entry), self.keys.nodes.items())
                 known = dict(zip(answers, self.keys.nodes))
             self.say(f"registered {len(known)} client keys: {', '.join(self.keys.nodes) or 'none'}")
-        write_text(self.home / NODES, json.dumps(known, indent=2) + "\n")
+        write_json(self.home / NODES, known)
         return known
 
     def _register(self, name: str, path: Path) -> str:

@@ -6,7 +6,6 @@ tasks of many experiments into one message a site: on Flower a message costs sec
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -29,6 +28,7 @@ from coterie.contract.records import Record, Upload
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.stages import PREFIX, SEEN
+from coterie.files import write_json
 from coterie.flower import wire
 from coterie.flower.checks import Received
 from coterie.flower.job import Job
@@ -37,7 +37,7 @@ from coterie.flower.wire import Failure, Part
 from coterie.privacy.guard import SECRET, Guard
 from coterie.running import server as serving
 from coterie.running.clients import device
-from coterie.running.folder import Folder, write_text
+from coterie.running.folder import Folder
 from coterie.running.server import Round, record_class
 from coterie.running.simulation import Simulation
 
@@ -369,7 +369,7 @@ class Rounds:
         if self.folder is not None and self.folder.path.is_dir():
             now = {"time": time.time(), "pid": os.getpid(), "doing": doing}
             now |= {"there": sorted(self._there), "asked": sorted(asked)}
-            write_text(self.folder.path / STATUS, json.dumps(now) + "\n")
+            write_json(self.folder.path / STATUS, now, indent=None)
 
     def _ask(
         self, parts: Mapping[str, Part], counted: frozenset[str], wanted: int

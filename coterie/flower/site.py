@@ -27,15 +27,15 @@ from coterie.contract.cohort import Cohort
 from coterie.contract.records import Record
 from coterie.data import Federation, load
 from coterie.errors import CoterieError
+from coterie.files import read_json, write_json
 from coterie.flower import wire
 from coterie.flower.job import Job, checked_name
 from coterie.flower.wire import Part
 from coterie.options import respelled
 from coterie.running import checkpoint
 from coterie.running.clients import Clients, deploy, introduce, local, score_rows
-from coterie.running.folder import write_text
 from coterie.running.server import record_class
-from coterie.serving.export import write_model
+from coterie.serving.portable import write_model
 
 ALONE = np.array([0])
 """The site's place in its own data."""
@@ -152,10 +152,10 @@ class _Desk:
         if not path.exists():
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                write_text(path, json.dumps(self.job.values(), indent=2) + "\n")
+                write_json(path, self.job.values())
             except OSError as reason:
                 raise CoterieError(f"the site's folder {self.folder} cannot be written ({reason}).") from reason
-        elif Job.of(json.loads(path.read_text())) != self.job:
+        elif Job.of(read_json(path)) != self.job:
             raise CoterieError(
                 f"the settings of experiment {self.job.experiment} are not those this site met first; start an "
                 "experiment with an id of its own."

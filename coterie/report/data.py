@@ -26,10 +26,9 @@ from coterie.report.few import few
 from coterie.report.plots import convergence
 from coterie.report.series import Floats, finite, over_seeds, thinned
 from coterie.report.table import by_method, label_of, rows
-from coterie.running.experiment import Experiment
+from coterie.running.experiment import EXPERIMENT, Experiment
 from coterie.running.folder import Folder, inside
 from coterie.running.result import Result
-from coterie.running.saved import EXPERIMENT
 
 POINTS = 60
 """Evaluations of a curve that are kept, at most, evenly spaced and with the last one."""

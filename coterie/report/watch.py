@@ -14,8 +14,8 @@ from typing import Any
 from coterie.errors import CoterieError
 from coterie.report.data import gather
 from coterie.report.page import page
+from coterie.running.experiment import EXPERIMENT
 from coterie.running.folder import inside
-from coterie.running.saved import EXPERIMENT
 
 FRESH_SECONDS = 2.0
 """How long gathered data are served before the files are read again."""

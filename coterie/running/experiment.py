@@ -1,7 +1,13 @@
-"""An experiment as text: data, partition, model, methods, training; from a TOML file, a folder or the command line."""
+"""An experiment as text: data, partition, model, methods, training; from a TOML file, a folder or the command line.
+
+In Python it runs in one call, as `coterie run` and `coterie compare` would run it:
+
+    coterie.experiment("file.toml").run("runs/mine")
+"""
 
 from __future__ import annotations
 
+import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,16 +16,24 @@ from typing import Any
 
 from torch import nn
 
-from coterie import files, models, registry
+from coterie import files, registry
 from coterie.contract.method import Method
 from coterie.data import Federation, Source, churn, load, natural, partition, published, spelled
 from coterie.errors import CoterieError, counted, unknown
 from coterie.options import build, options, parse_options
 from coterie.running.config import Training
+from coterie.running.folder import environment
+from coterie.running.result import Result
+from coterie.running.runs import Prepared, Watch, prepare_comparison, prepare_run, with_baselines
+from coterie.running.spec import RunSpec
 
 DEFAULT_PARTITION = "dirichlet:alpha=0.5"
-ALWAYS = ("local", "fedavg")
-"""Methods every comparison holds: Local, and FedAvg, whose `adapted` stage is FedAvg + fine-tune."""
+DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
+"""What a comparison holds beside the baselines where nobody named a method."""
+EXPERIMENT = "experiment.json"
+"""What was asked for, in the folder of a run or of a comparison."""
+MODEL_FILE = "model.py"
+"""Beside it, a copy of the file that the model was taken from."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +160,16 @@ class Experiment:
         name, given = parse_options(self.data) if ":" in self.data else (self.data, {})
         return published.load(name, self.data_dir, **given) if name in published.SETS else load(self.data)
 
+    def spec(self, federation: Federation, method: str = "") -> RunSpec:
+        """One of its runs on this federation's samples, as every other place writes it down."""
+        return RunSpec.for_data(
+            federation, method=method, model=self.model, training=self.training, head=self.head,
+            class_names=tuple(federation.recipe.get("classes", ())), encoding=federation.recipe.get("encoding"),
+        )
+
     def factory(self, federation: Federation) -> Callable[[], nn.Module]:
         """The model for this federation's samples."""
-        name, given = parse_options(self.model)
-        return models.model(name, tuple(federation.x.shape[1:]), federation.outputs, **given)
+        return self.spec(federation).factory()
 
     def chosen(self) -> list[Method]:
         return [registry.method(spec) for spec in self.methods]
@@ -170,11 +190,131 @@ class Experiment:
                 lost.add(spec)
         return (len(with_baselines(built)) + len(lost)) * self.seeds
 
+    def changed(self, methods: Sequence[str] = (), settings: Iterable[str] = (), **values: Any) -> Experiment:
+        """With these values in place of its own, those that are None left as they are; `settings` as in --set."""
+        given = {name: value for name, value in values.items() if value is not None}
+        base = Experiment.of({**self.record(), **given}, "the command line")
+        return with_settings(replace(base, methods=registry.expand(methods or base.methods)), settings)
 
-def with_baselines(methods: Sequence[Method]) -> list[Method]:
-    """The methods in order, each once, behind the baselines that a comparison cannot do without."""
-    known = [registry.method(name) for name in ALWAYS]
-    return list(dict.fromkeys([*(b for b in known if b not in methods), *methods]))
+    # -- running it ------------------------------------------------------------------------------------------------
+
+    def run(
+        self, folder: str | Path | None = None, watch: Watch | None = None, resume: bool = False,
+        single: bool | None = None,
+    ) -> list[Result]:
+        """Train one method by itself, several as a comparison; the rows are those of `coterie run` and `compare`.
+
+        With a `folder` everything is recorded there, and `resume` goes on with what it holds. `single=False` also
+        compares one method with the baselines.
+        """
+        whole = replace(self, methods=registry.expand(self.methods or DEFAULT_METHODS))
+        single = len(whole.methods) == 1 if single is None else single
+        place = None if folder is None else Path(folder)
+        begun = resume and place is not None and (place / EXPERIMENT).exists()
+        if begun and place is not None and _asked_for(place)[:2] != (Experiment.of(whole.record()), single):
+            raise CoterieError(f"{place} holds a run of another experiment; choose another folder.")
+        prepared = whole.prepare(whole.federation(), place, single, begun)
+        if place is not None and not begun:
+            whole.keep(place, single)
+        return prepared.go(watch)
+
+    def prepare(
+        self, federation: Federation, folder: Path | None = None, single: bool = False, resume: bool = False
+    ) -> Prepared:
+        """Its runs, ready to start; raises if one of them cannot, before anything is trained or written."""
+        training, methods, factory = asdict(self.training), self.chosen(), self.factory(federation)
+        if single:
+            if len(methods) != 1:
+                raise CoterieError(f"one method runs by itself, not {len(methods)}: {', '.join(self.methods)}.")
+            started = resume and folder is not None and (folder / "config.json").exists()
+            return prepare_run(
+                methods[0], factory, federation, folder=folder, resume=started, head=self.head, **training
+            )
+        first = training.pop("seed")
+        return prepare_comparison(
+            methods, factory, federation, seeds=range(first, first + self.seeds), folder=folder, resume=resume,
+            head=self.head, **training,
+        )
+
+    def keep(self, folder: Path, single: bool, command: Sequence[str] = ()) -> None:
+        """Write down what is about to run, and the `command` that asked for it; refuses a folder that holds a run."""
+        path = folder / EXPERIMENT
+        if path.exists():
+            if read_experiment(folder)[0].record() != self.record():
+                raise CoterieError(f"{folder} already holds a run of another experiment; choose another --out.")
+            raise CoterieError(
+                f"{folder} already holds a run; `coterie resume {folder}` goes on, or choose another --out."
+            )
+        asked = {"command": list(command)} if command else {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            record = {"single": single, "experiment": self.record(), **asked, **self._keep_model_file(folder)}
+            files.write_json(path, {**record, "environment": environment()})
+        except OSError as reason:
+            raise CoterieError(f"the run folder {folder} cannot be written: {reason.strerror}.") from reason
+
+    def _keep_model_file(self, folder: Path) -> dict[str, Any]:
+        """Copy the file a model is taken from into the run folder; what experiment.json says about it."""
+        found = files.IN_FILE.match(self.model)
+        if found is None:
+            return {}
+        shutil.copyfile(found[1], folder / MODEL_FILE)
+        return {"model_file": {"copy": MODEL_FILE, "sha256": files.digest(folder / MODEL_FILE)}}
+
+
+def experiment(source: str | Path | Mapping[str, Any]) -> Experiment:
+    """The experiment of a TOML file, or of the values such a file would hold."""
+    return Experiment.of(source) if isinstance(source, Mapping) else Experiment.read(Path(source))
+
+
+# -- experiment.json: what a folder's runs were asked for --------------------------------------------------------------
+
+
+def read_experiment(folder: Path) -> tuple[Experiment, bool, str]:
+    """The experiment, whether it is a single run, and a sentence where the model's file is not what it was.
+
+    A model from a file that has changed or is gone is taken from the copy in the run folder.
+    """
+    if not (folder / EXPERIMENT).is_file():
+        why = f"it has no {EXPERIMENT}" if folder.exists() else "it does not exist"
+        raise CoterieError(f"{folder} is not a run folder: {why}.")
+    found, single, kept = _asked_for(folder)
+    return *_with_model(found, single, kept, folder),
+
+
+def _asked_for(folder: Path) -> tuple[Experiment, bool, dict[str, Any]]:
+    """What experiment.json says: the experiment, whether it is a single run, and which model file was kept."""
+    path = folder / EXPERIMENT
+    record = files.read_json(path)
+    kept = record.get("model_file") or {}
+    if not {"experiment", "single"} <= record.keys() or not isinstance(kept, dict):
+        raise CoterieError(f"{path} is damaged: it does not say what was asked for.")
+    try:
+        return Experiment.of(record["experiment"], str(path)), bool(record["single"]), kept
+    except (ValueError, LookupError, TypeError, AttributeError) as reason:
+        if isinstance(reason, CoterieError):
+            raise
+        raise CoterieError(f"{path} is damaged: {reason}.") from reason
+
+
+def _with_model(
+    found: Experiment, single: bool, kept: Mapping[str, Any], folder: Path
+) -> tuple[Experiment, bool, str]:
+    named = files.IN_FILE.match(found.model)
+    if named is None or not kept:
+        return found, single, ""
+    there = Path(named[1]).is_file()
+    if there and files.digest(Path(named[1])) == kept.get("sha256"):
+        return found, single, ""
+    what = "has changed since the run began" if there else "is gone"
+    copy = folder / MODEL_FILE
+    if not copy.is_file() or files.digest(copy) != kept.get("sha256"):
+        raise CoterieError(f"the model's file {named[1]} {what}, and {copy} is not the copy the run made of it.")
+    moved = replace(found, model=f"{copy}{found.model[named.end(1):]}")
+    return moved, single, f"the model's file {named[1]} {what}; the run goes on with its copy {copy}."
+
+
+# -- TOML and settings -------------------------------------------------------------------------------------------------
 
 
 def read_toml(path: Path, depth: int = 0) -> dict[str, Any]:

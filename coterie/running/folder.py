@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import platform
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 import coterie
+from coterie import files
 from coterie.data import SPLITS, Federation
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.score import Evaluation, Scores
@@ -64,15 +66,15 @@ class Folder:
                                "choose another folder.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._write("config.json", json.dumps(config | {"environment": environment()}, indent=2) + "\n")
+            files.write_json(self.path / "config.json", config | {"environment": environment()})
         except OSError as reason:
             raise CoterieError(f"the run folder {self.path} cannot be written: {reason.strerror}.") from reason
         self.restart()
 
     def restart(self) -> None:
         """Empty the records: the run was stopped before its first checkpoint."""
-        self._write("metrics.jsonl", "")
-        self._write("clients.csv", ",".join(COLUMNS) + "\n")
+        files.write_text(self.path / "metrics.jsonl", "")
+        files.write_text(self.path / "clients.csv", ",".join(COLUMNS) + "\n")
 
     def config(self) -> dict[str, Any]:
         return self._read("config.json")
@@ -86,7 +88,7 @@ class Folder:
         if federation.clients * federation.classes <= MOST_CELLS:
             record["histogram"] = np.sum([federation.histogram(split) for split in SPLITS], axis=0).tolist()
             record["tested"] = federation.histogram("test").tolist()
-        self._write("data.json", json.dumps(record) + "\n")
+        files.write_json(self.path / "data.json", record, indent=None)
 
     def data(self) -> dict[str, Any] | None:
         """What `describe` wrote; runs of earlier versions have none."""
@@ -138,7 +140,7 @@ class Folder:
         return tensors, meta
 
     def finish(self, result: dict[str, Any]) -> None:
-        self._write("result.json", json.dumps(result, indent=2) + "\n")
+        files.write_json(self.path / "result.json", result)
 
     def rounds(self) -> list[dict[str, Any]]:
         with _reading(self.path / "metrics.jsonl"):
@@ -198,9 +200,6 @@ class Folder:
         except OSError as reason:
             raise CoterieError(f"{self.path / name} could not be written: {reason.strerror}.") from reason
 
-    def _write(self, name: str, text: str) -> None:
-        write_text(self.path / name, text)
-
     def _read(self, name: str) -> dict[str, Any]:
         path = self.path / name
         if not path.is_file():
@@ -209,20 +208,7 @@ class Folder:
                 held = counted(len(inner), "run")
                 raise CoterieError(f"{self.path} holds {held}; name one of them, e.g. {inner[0]}.")
             raise CoterieError(f"{self.path} is not a run folder: it has no {name}.")
-        try:
-            found = json.loads(path.read_text())
-        except (ValueError, RecursionError) as reason:
-            raise CoterieError(f"{path} is damaged: {reason}.") from reason
-        if not isinstance(found, dict):
-            raise CoterieError(f"{path} is damaged: it holds no table of values.")
-        return found
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step: whoever reads it finds the old text or the new one."""
-    fresh = path.with_name(f"{path.name}.tmp")
-    fresh.write_text(text)
-    os.replace(fresh, path)
+        return files.read_json(path)
 
 
 @contextmanager
@@ -265,6 +251,11 @@ def inside(path: Path) -> list[Folder]:
     """The runs of a run folder or of a comparison's, in the order they were started."""
     found = [path / "config.json", *path.glob("*/seed*/config.json")]
     return [Folder(p.parent) for p in sorted((p for p in found if p.is_file()), key=lambda p: p.stat().st_mtime_ns)]
+
+
+def fresh(name: str) -> Path:
+    """A folder under runs/ that is not there yet."""
+    return next(p for p in (Path("runs") / f"{name}-{k}" for k in itertools.count(1)) if not p.exists())
 
 
 def environment() -> dict[str, Any]:

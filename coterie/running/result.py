@@ -5,19 +5,31 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
+from coterie.contract.cohort import Init
+from coterie.contract.layout import Layout
+from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.stages import SERVED, basis
 from coterie.evaluation.summary import chosen_round
 
-if TYPE_CHECKING:
-    from coterie.running.simulation import Simulation
-
 When = Literal["chosen", "last"]
+
+
+class InMemory(Protocol):
+    """A run whose clients are still at hand, as far as their models need it; see `running.simulation`."""
+
+    federation: Federation
+    layout: Layout
+    init: Init
+
+    def row(self, client: int, adapted: bool = False) -> Tensor:
+        """The row `[D]` that a client uses."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,7 @@ class Result:
     printed: str = ""  # the stage the method's paper printed, for presets that reproduce its program
     names: tuple[str, ...] = ()  # client names, seen first
     folder: Path | None = None
-    simulation: Simulation | None = field(default=None, repr=False, compare=False)
+    simulation: InMemory | None = field(default=None, repr=False, compare=False)
     arrives: tuple[int, ...] = ()  # with churn, the round in which each training client arrived, 0 at the start
 
     @property

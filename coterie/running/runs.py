@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,14 @@ from coterie.evaluation.summary import validation_score
 from coterie.options import build, respelled
 from coterie.running import checkpoint, server
 from coterie.running.config import Training
-from coterie.running.experiment import with_baselines
 from coterie.running.folder import Folder
 from coterie.running.joint import Settle, Stack, Work, alone, family, most_clients, pays
 from coterie.running.result import Result
 from coterie.running.simulation import ModelLike, Simulation
+from coterie.running.spec import RunSpec
+
+ALWAYS = ("local", "fedavg")
+"""Methods every comparison holds: Local, and FedAvg, whose `adapted` stage is FedAvg + fine-tune."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,8 @@ def run(
 
     With a `folder` everything is recorded there and the state is checkpointed; `resume` goes on from it.
     """
-    chosen = registry.method(method) if isinstance(method, str) else method
-    options = build(Training, training, "training")
-    driver = _Driver(chosen, options, Folder(Path(folder)) if folder is not None else None, watch, resume)
-    driver.build(model, federation, head, loss)
-    with _stop_on_ctrl_c() as asked:
-        return alone(driver.drive(asked.is_set))
+    made = prepare_run(method, model, federation, folder=folder, head=head, loss=loss, resume=resume, **training)
+    return made.go(watch)[0]
 
 
 def compare(
@@ -68,97 +67,178 @@ def compare(
     head: str | None = None, loss: PerSample | None = None, **training: Any,
 ) -> list[Result]:
     """Run every method with every seed on the same federation; Local and FedAvg are always among them."""
-    chosen = with_baselines([registry.method(m) if isinstance(m, str) else m for m in methods])
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    check(chosen, model, federation, head=head, loss=loss, **training)
-    results: dict[tuple[Method, int], Result] = {}
-    families: dict[Hashable, list[_Driver]] = {}
-    for one in chosen:
+    made = prepare_comparison(
+        methods, model, federation, seeds=seeds, folder=folder, resume=resume, head=head, loss=loss, **training
+    )
+    return made.go(watch)
+
+
+def prepare_run(
+    method: Method | str, model: ModelLike, federation: Federation, *, folder: str | Path | None = None,
+    resume: bool = False, head: str | None = None, loss: PerSample | None = None, **training: Any,
+) -> Prepared:
+    """What `run` does before it trains or writes anything."""
+    chosen = registry.method(method) if isinstance(method, str) else method
+    place = None if folder is None else Folder(folder)
+    wanted = _Wanted(chosen, build(Training, training, "training"), place, resume)
+    return Prepared([wanted], _Shared(model, federation, head, loss), [chosen])
+
+
+def prepare_comparison(
+    methods: Iterable[Method | str], model: ModelLike, federation: Federation, *, seeds: int | Sequence[int] = 1,
+    folder: str | Path | None = None, resume: bool = False, head: str | None = None, loss: PerSample | None = None,
+    **training: Any,
+) -> Prepared:
+    """What `compare` does before it trains or writes anything."""
+    named = [registry.method(m) if isinstance(m, str) else m for m in methods]
+    numbers = range(seeds) if isinstance(seeds, int) else seeds
+    wanted = []
+    for one in with_baselines(named):
         place = None if folder is None else _place(Path(folder), registry.spelling(one))
         for seed in numbers:
             inner = Folder(place / f"seed{seed}") if place is not None else None
-            if inner is not None and resume and inner.finished:
-                results[one, seed] = inner.result()
-                continue
             again = resume and inner is not None and (inner.path / "config.json").exists()
-            options = build(Training, {**training, "seed": seed}, "training")
-            families.setdefault(family(one), []).append(_Driver(one, options, inner, watch, again))
-    for drivers in families.values():
-        for driver, result in _side_by_side(drivers, lambda d, twin: d.build(model, federation, head, loss, twin)):
-            kept = result if folder is None else replace(result, simulation=None)
-            results[driver.method, driver.training.seed] = kept
-    return [results[one, seed] for one in chosen for seed in numbers]
+            wanted.append(_Wanted(one, build(Training, {**training, "seed": seed}, "training"), inner, again, True))
+    return Prepared(wanted, _Shared(model, federation, head, loss), named)
 
 
-def _side_by_side(
-    drivers: Sequence[_Driver], build: Callable[[_Driver, Simulation | None], Simulation]
-) -> Iterator[tuple[_Driver, Result]]:
+def with_baselines(methods: Sequence[Method]) -> list[Method]:
+    """The methods in order, each once, behind the baselines that a comparison cannot do without."""
+    known = [registry.method(name) for name in ALWAYS]
+    return list(dict.fromkeys([*(b for b in known if b not in methods), *methods]))
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What the runs of a comparison have in common."""
+
+    model: ModelLike
+    federation: Federation
+    head: str | None
+    loss: PerSample | None
+
+
+@dataclass
+class _Wanted:
+    """One run that is asked for. `among` others, a finished one is not opened again, and none stays in memory that has
+    a folder."""
+
+    method: Method
+    training: Training
+    folder: Folder | None
+    resume: bool
+    among: bool = False
+    built: _Driver | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.among and self.resume and self.folder is not None and self.folder.finished
+
+    def build(self, shared: _Shared, twin: Simulation | None = None) -> _Driver:
+        """The simulation at its start, or where its folder's checkpoint left it, and who drives it."""
+        folder = self.folder
+        saved = folder.load() if folder is not None and self.resume and folder.checkpoint.exists() else None
+        choices = saved[1].get("choices") if saved else None
+        if saved and folder is not None and not isinstance(choices, dict):
+            raise CoterieError(f"the checkpoint {folder.checkpoint} is damaged: it does not say how it was computed.")
+        simulation = Simulation(
+            self.method, shared.model, shared.federation, self.training, shared.head, shared.loss, choices, twin
+        )
+        if saved:
+            simulation.restore(*saved)
+        return _Driver(self, simulation, shared.head, saved is not None)
+
+
+class Prepared:
+    """Runs that can start: whatever would refuse them has been asked, and nothing is trained or written yet.
+
+    `reason` says why the model cannot be stacked, if so.
+    """
+
+    def __init__(self, wanted: Sequence[_Wanted], shared: _Shared, named: Sequence[Method]) -> None:
+        """`named` are the methods that somebody asked for; `wanted` may hold baselines as well."""
+        self._wanted, self._shared = wanted, shared
+        self.reason = ""
+        self._refuse_early(named)
+
+    def _refuse_early(self, named: Sequence[Method]) -> None:
+        """Raise if one of the methods cannot run; the first that was named is built whole.
+
+        So are those with privacy, which depends on what they upload. What is built here is kept for its run.
+        """
+        left: dict[Method, _Wanted] = {}
+        for one in self._wanted:
+            if not one.finished:
+                left.setdefault(one.method, one)
+        whole = next((method for method in [*named, *left] if method in left), None)
+        for method, one in left.items():
+            if method == whole or method.aggregator.private:
+                one.built = one.build(self._shared)
+                self.reason = self.reason or one.built.simulation.choices.get("reason", "")
+            else:
+                layout = Simulation.layout_of(method, self._shared.model, self._shared.head)
+                server.check(method, self._shared.federation.arrived(0), layout)
+
+    @property
+    def spelling(self) -> str:
+        """Of the first run's method."""
+        return registry.spelling(self._wanted[0].method)
+
+    @property
+    def rounds_done(self) -> int:
+        """Of the first run, where it goes on from its checkpoint."""
+        built = self._wanted[0].built
+        return 0 if built is None else built.simulation.rounds_done
+
+    def go(self, watch: Watch | None = None) -> list[Result]:
+        """Train to the end; the results in the order of methods and seeds."""
+        results: dict[int, Result] = {}
+        families: dict[Hashable, list[int]] = {}
+        for number, one in enumerate(self._wanted):
+            if one.finished and one.folder is not None:
+                results[number] = one.folder.result()
+            else:
+                families.setdefault(family(one.method), []).append(number)
+        for numbers in families.values():
+            done = _side_by_side([self._wanted[number] for number in numbers], self._shared, watch)
+            results |= zip(numbers, done, strict=True)
+        return [results[number] for number in range(len(self._wanted))]
+
+
+def _side_by_side(wanted: Sequence[_Wanted], shared: _Shared, watch: Watch | None) -> Iterator[Result]:
     """Runs of one family of methods to their ends: as one stack where that pays, otherwise one after another."""
-    left = list(drivers)
+    left = list(wanted)
     while left:
-        first = build(left[0], None)
+        first = left[0].built or left[0].build(shared)
         size, reason = 1, ""
-        if len(drivers) > 1:
-            joins, reason = pays(first)
-            room = most_clients(first)
-            size = max(1, room // max(1, len(first.selected(0)))) if joins else 1
+        if len(wanted) > 1:
+            joins, reason = pays(first.simulation)
+            room = most_clients(first.simulation)
+            size = max(1, room // max(1, len(first.simulation.selected(0)))) if joins else 1
         now, left = left[:size], left[size:]
-        for driver in now[1:]:
-            build(driver, first)
-        for driver in now:
+        for one in now:
+            one.built = None
+        drivers = [first, *(one.build(shared, first.simulation) for one in now[1:])]
+        for driver in drivers:
             if reason:
                 together = f"{len(now)} runs in one stack" if len(now) > 1 else "alone"
                 driver.simulation.choices["join"] = f"{together}: {reason}"
         with _stop_on_ctrl_c() as asked:
-            works = [driver.drive(asked.is_set) for driver in now]
+            works = [driver.drive(asked.is_set, watch) for driver in drivers]
             done = Stack[Result](room, asked.set).run(works) if len(works) > 1 else [alone(works[0])]
-        yield from zip(now, done, strict=True)
-        for driver in now:
-            del driver.simulation
-
-
-def check(
-    methods: Sequence[Method], model: ModelLike, federation: Federation, *, head: str | None = None,
-    loss: PerSample | None = None, **training: Any,
-) -> str:
-    """Raise before anything is trained or written if one of the methods cannot run; the first is built whole.
-
-    So are those with privacy, which depends on what they upload. Returns why the model cannot be stacked, if so.
-    """
-    reason = ""
-    for number, one in enumerate(methods):
-        if number == 0 or one.aggregator.private:
-            built = Simulation(one, model, federation, build(Training, training, "training"), head, loss)
-            reason = reason or built.choices.get("reason", "")
-        else:
-            server.check(one, federation.arrived(0), Simulation.layout_of(one, model, head))
-    return reason
+        del first, drivers, driver, works  # the next runs need the memory
+        yield from done
 
 
 class _Driver:
     """The rounds of one run: train, evaluate, record, checkpoint, stop early."""
 
-    def __init__(
-        self, method: Method, training: Training, folder: Folder | None, watch: Watch | None, resume: bool
-    ) -> None:
-        self.method, self.training, self.folder, self.watch, self.resume = method, training, folder, watch, resume
-        self.spelling = registry.spelling(method)
-
-    def build(
-        self, model: ModelLike, federation: Federation, head: str | None, loss: PerSample | None,
-        twin: Simulation | None = None,
-    ) -> Simulation:
-        """The simulation at its start, or where its folder's checkpoint left it."""
-        folder, self.head = self.folder, head
-        self.saved = folder is not None and self.resume and folder.checkpoint.exists()
-        saved = folder.load() if folder is not None and self.saved else None
-        choices = saved[1].get("choices") if saved else None
-        if saved and folder is not None and not isinstance(choices, dict):
-            raise CoterieError(f"the checkpoint {folder.checkpoint} is damaged: it does not say how it was computed.")
-        self.simulation = Simulation(self.method, model, federation, self.training, head, loss, choices, twin)
-        if saved:
-            self.simulation.restore(*saved)
-        return self.simulation
+    def __init__(self, wanted: _Wanted, simulation: Simulation, head: str | None, restored: bool) -> None:
+        self.simulation, self.training, self.folder = simulation, wanted.training, wanted.folder
+        self.resume, self.restored, self.head = wanted.resume, restored, head
+        self.spelling = registry.spelling(wanted.method)
+        self.kept = simulation if self.folder is None or not wanted.among else None
+        self.watch: Watch | None = None
 
     def _open(self) -> None:
         """Begin the records, or read those that a checkpoint goes with."""
@@ -167,15 +247,15 @@ class _Driver:
         if self.folder is None:
             return
         if not self.resume:
-            self.folder.create(_config(self.method, self.simulation, self.head))
+            self.folder.create(_config(self.spelling, self.simulation, self.head))
             self.folder.describe(self.simulation.federation)
-        elif not self.saved:
+        elif not self.restored:
             self.folder.restart()
         self.history, self.rounds = self.folder.history(), self.folder.rounds()
 
-    def drive(self, stopped: Callable[[], bool]) -> Work[Result]:
+    def drive(self, stopped: Callable[[], bool], watch: Watch | None) -> Work[Result]:
         """The whole run; what its clients compute is asked for by `yield`."""
-        simulation = self.simulation
+        simulation, self.watch = self.simulation, watch
         self._open()
         yield from self._evaluate_when_due()
         while simulation.rounds_done < self.training.rounds and not self._patience_is_over():
@@ -192,7 +272,7 @@ class _Driver:
         result = Result(
             self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
             sum(r["seconds"] for r in self.rounds), simulation.method.printed, simulation.federation.names,
-            self.folder.path if self.folder else None, simulation, _arrivals(simulation.federation),
+            self.folder.path if self.folder else None, self.kept, _arrivals(simulation.federation),
         )
         if self.folder is not None:
             found = simulation.models()
@@ -249,19 +329,15 @@ def _arrivals(federation: Federation) -> tuple[int, ...]:
     return () if federation.schedule is None else tuple(federation.schedule[:, 0].tolist())
 
 
-def _config(method: Method, simulation: Simulation, head: str | None) -> dict[str, Any]:
-    schedule = simulation.federation.schedule
+def _config(spelling: str, simulation: Simulation, head: str | None) -> dict[str, Any]:
+    federation, schedule = simulation.federation, simulation.federation.schedule
+    spec = RunSpec.for_data(federation, method=spelling, model="", training=simulation.training, head=head)
     churn = {} if schedule is None else {"churn": [[a, None if b == NEVER else b] for a, b in schedule.tolist()]}
     return {
-        "method": registry.spelling(method), "published": method.printed, "by_model": method.by_model,
-        "training": asdict(simulation.training),
-        "federation": simulation.federation.recipe, "clients": list(simulation.federation.names),
-        "population": simulation.population, "columns": simulation.layout.size, "head": head,
+        **spec.config(), "published": simulation.method.printed, "by_model": simulation.method.by_model,
+        "federation": federation.recipe, "clients": list(federation.names), "population": simulation.population,
+        "columns": simulation.layout.size,
         "choices": simulation.choices, **churn,
-        "samples": {
-            "shape": list(simulation.federation.x.shape[1:]), "classes": simulation.federation.classes,
-            "outputs": simulation.federation.outputs,
-        },
     }
 
 

@@ -2,83 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from coterie import files, models, registry
+from coterie import registry
+from coterie.contract.cohort import Init
 from coterie.contract.method import Method
 from coterie.contract.records import Record
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
-from coterie.options import build, parse_options
 from coterie.running import checkpoint
 from coterie.running.config import Training
-from coterie.running.experiment import Experiment
+from coterie.running.experiment import EXPERIMENT, Experiment, read_experiment
 from coterie.running.folder import Folder
 from coterie.running.server import record_class
 from coterie.running.simulation import Simulation
-
-EXPERIMENT = "experiment.json"
-MODEL_FILE = "model.py"
-
-
-# -- experiment.json: what the command line was asked for --------------------------------------------------------------
-
-
-def keep_model_file(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """Copy the file a model is taken from into the run folder; what experiment.json says about it."""
-    found = files.IN_FILE.match(experiment.model)
-    if found is None:
-        return {}
-    shutil.copyfile(found[1], folder / MODEL_FILE)
-    return {"model_file": {"copy": MODEL_FILE, "sha256": files.digest(folder / MODEL_FILE)}}
-
-
-def read_experiment(folder: Path) -> tuple[Experiment, bool, str]:
-    """The experiment, whether it is a single run, and a sentence where the model's file is not what it was.
-
-    A model from a file that has changed or is gone is taken from the copy in the run folder.
-    """
-    path = folder / EXPERIMENT
-    if not path.is_file():
-        why = f"it has no {EXPERIMENT}" if folder.exists() else "it does not exist"
-        raise CoterieError(f"{folder} is not a run folder: {why}.")
-    try:
-        record = json.loads(path.read_text())
-        experiment, single = Experiment.of(record["experiment"], str(path)), bool(record["single"])
-        kept = record.get("model_file") or {}
-        return *_with_model(experiment, single, kept, folder),
-    except CoterieError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as reason:
-        raise CoterieError(f"{path} is damaged: {reason}.") from reason
-
-
-def _with_model(
-    experiment: Experiment, single: bool, kept: Mapping[str, Any], folder: Path
-) -> tuple[Experiment, bool, str]:
-    found = files.IN_FILE.match(experiment.model)
-    if found is None or not kept:
-        return experiment, single, ""
-    there = Path(found[1]).is_file()
-    if there and files.digest(Path(found[1])) == kept["sha256"]:
-        return experiment, single, ""
-    what = "has changed since the run began" if there else "is gone"
-    copy = folder / MODEL_FILE
-    if not copy.is_file() or files.digest(copy) != kept["sha256"]:
-        raise CoterieError(f"the model's file {found[1]} {what}, and {copy} is not the copy the run made of it.")
-    moved = replace(experiment, model=f"{copy}{experiment.model[found.end(1):]}")
-    return moved, single, f"the model's file {found[1]} {what}; the run goes on with its copy {copy}."
-
-
-# -- one run -----------------------------------------------------------------------------------------------------------
+from coterie.running.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -86,20 +30,13 @@ class Saved:
     """One run's method, model and last checkpoint. The clients' data are only read where `federation` is called."""
 
     folder: Folder
-    method: Method
-    training: Training
-    head: str | None
-    model: str  # its spelling; "" where the run was started from Python and nobody named it
-    shape: tuple[int, ...]  # of one sample
-    classes: int
-    outputs: int
+    spec: RunSpec  # its model is empty where the run was started from Python and nobody named it
+    method: Method  # built once, because a file's classes are new ones whenever it is read
     population: int
     names: tuple[str, ...]
     val: float  # the share of training data that clients hold back for validation
     experiment: Experiment | None
     note: str = ""
-    encoding: dict[str, Any] | None = None  # how the run's table became numbers
-    class_names: tuple[str, ...] = ()  # where labels were names
     arrivals: tuple[int, ...] = ()  # with churn, the round in which each client arrives, rising
 
     @classmethod
@@ -114,14 +51,13 @@ class Saved:
         experiment, _, note = read_experiment(home) if home is not None else (None, True, "")
         try:
             samples = config.get("samples") or _samples(experiment, path)
-            split = config["federation"].get("split", {})
+            named = model or (experiment.model if experiment is not None else "")
+            spec = RunSpec.of_config({**config, "samples": samples}, named)
+            method = spec.chosen()
             return cls(
-                found, registry.method(config["method"]), build(Training, config["training"], "training"),
-                config["head"], model or (experiment.model if experiment is not None else ""),
-                tuple(samples["shape"]), int(samples["classes"]), int(samples["outputs"]), int(config["population"]),
-                tuple(config["clients"]), float(split.get("val", 0.1)), experiment, note,
-                config["federation"].get("encoding"), tuple(config["federation"].get("classes", ())),
-                tuple(int(arrives) for arrives, _ in config.get("churn", ())),
+                found, replace(spec, method=registry.spelling(method)), method, int(config["population"]),
+                tuple(config["clients"]), float(config["federation"].get("split", {}).get("val", 0.1)), experiment,
+                note, tuple(int(arrives) for arrives, _ in config.get("churn", ())),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as reason:
             if isinstance(reason, CoterieError):
@@ -129,13 +65,19 @@ class Saved:
             raise CoterieError(f"{path / 'config.json'} is damaged: {reason!r}.") from reason
 
     def factory(self) -> Callable[[], nn.Module]:
-        if not self.model:
+        return self._named().factory()
+
+    def init(self) -> Init:
+        """Layout and module; its weights are not the run's."""
+        return self._named().init(self.method)
+
+    def _named(self) -> RunSpec:
+        if not self.spec.model:
             raise CoterieError(
                 f"{self.folder.path} does not say which model it trained; name it, e.g. --model mlp:hidden=64 or "
                 "--model mymodel.py:Net (--net for `coterie export`)."
             )
-        name, given = parse_options(self.model)
-        return models.model(name, self.shape, self.outputs, **given)
+        return self.spec
 
     def server(self) -> tuple[Record, dict[str, Any]]:
         """The server's state and the header of the checkpoint."""
@@ -157,8 +99,8 @@ class Saved:
     def simulation(self) -> Simulation:
         """The whole run as its checkpoint left it, clients and data included."""
         tensors, meta = checkpoint.load(self.folder.checkpoint)
-        made = Simulation(self.method, self.factory(), self.federation(), anywhere(self.training), self.head,
-                          choices=meta["choices"])
+        made = Simulation(self.method, self.factory(), self.federation(), anywhere(self.spec.training),
+                          self.spec.head, choices=meta["choices"])
         made.restore(tensors, meta)
         return made
 
@@ -183,4 +125,5 @@ def _samples(experiment: Experiment | None, path: Path) -> dict[str, Any]:
     if experiment is None:
         raise CoterieError(f"{path / 'config.json'} is of an older version: it does not say what samples look like.")
     federation = experiment.federation()
-    return {"shape": federation.x.shape[1:], "classes": federation.classes, "outputs": federation.outputs}
+    found: dict[str, Any] = RunSpec.for_data(federation, method="", model="").config()["samples"]
+    return found

@@ -18,7 +18,7 @@ from torch import nn
 
 import coterie
 from coterie import models, presets, registry
-from coterie.cli.orchestrate import saved_experiment
+from coterie.cli.printing import saved_experiment
 from coterie.data import PARTITIONS, Federation, churn, partition
 from coterie.errors import CoterieError
 from coterie.options import build, parse_options

@@ -208,4 +208,4 @@ def test_a_path_in_a_toml_file_is_taken_from_its_folder(tmp_path):
 
 def test_a_file_is_not_sent_to_sites():
     with pytest.raises(CoterieError, match="lies in a file, which is not sent to sites"):
-        Job("one", "fedavg", "mymodel.py:Net", (4,), 3, 3)
+        Job("fedavg", "mymodel.py:Net", (4,), 3, 3, experiment="one")

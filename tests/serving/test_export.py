@@ -14,8 +14,8 @@ from coterie import cli
 from coterie.errors import CoterieError
 from coterie.models import model
 from coterie.running.saved import Saved
-from coterie.serving import export
-from coterie.serving.newcomers import hand_out
+from coterie.serving import export, portable
+from coterie.serving.handout import hand_out
 
 ENDINGS = {"safetensors": "safetensors", "torchscript": "pt", "torch-export": "pt2", "onnx": "onnx"}
 
@@ -42,6 +42,32 @@ class Net(nn.Sequential):
     def __init__(self, inputs, outputs, hidden=4):
         super().__init__(nn.Flatten(), nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(),
                          nn.Linear(hidden, outputs))
+'''
+
+
+BAGGED = '''
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, outputs, words=7, width=4):
+        super().__init__(nn.EmbeddingBag(words, width, mode="mean"), nn.Linear(width, outputs))
+'''
+
+PLACED = '''
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    """Takes real numbers, and looks up where in the sample they stand."""
+
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.place = nn.Embedding(shape[0], 2)
+        self.head = nn.Linear(3 * shape[0], outputs)
+
+    def forward(self, x):
+        places = self.place(torch.arange(x.shape[1])).expand(len(x), -1, -1)
+        return self.head(torch.cat([x[..., None], places], 2).flatten(1))
 '''
 
 
@@ -134,9 +160,9 @@ def test_the_servers_models(tmp_path):
     result = coterie.run("ifca:models=2", model("linear", (4,), 3), data, folder=tmp_path / "r", rounds=1, device="cpu")
     saved = Saved.open(tmp_path / "r", "linear")
     for k in range(2):
-        assert torch.equal(export.of_run(saved, None, k, False).row, result.simulation.server.rows[k])
+        assert torch.equal(portable.of_run(saved, None, k, False).row, result.simulation.server.rows[k])
     with pytest.raises(CoterieError, match="keeps 2 model"):
-        export.of_run(saved, None, 2, False)
+        portable.of_run(saved, None, 2, False)
 
 
 def test_a_file_that_answers_otherwise_is_an_error_and_not_left_behind(tmp_path):
@@ -145,7 +171,7 @@ def test_a_file_that_answers_otherwise_is_an_error_and_not_left_behind(tmp_path)
     spec = f"{tmp_path / 'batchy.py'}:Net"
     data = coterie.Federation.from_clients([(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(3)])
     coterie.run("fedavg", model(spec, (4,), 3), data, folder=tmp_path / "r", rounds=1, device="cpu")
-    piece = export.of_run(Saved.open(tmp_path / "r", spec), None, 0, False)
+    piece = portable.of_run(Saved.open(tmp_path / "r", spec), None, 0, False)
     with pytest.raises(CoterieError, match="gives other outputs than the model"):
         export.hand_out(piece, tmp_path / "net.pt", "torchscript")
     assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"batchy.py", "r"}
@@ -187,3 +213,75 @@ def test_safetensors_say_what_they_are(run, monkeypatch, capsys):
     facts = json.loads((run / "one.json").read_text())
     assert (facts["client"], facts["adapted"], facts["newcomer"]) == ("1", False, False)
     assert facts["job"]["model"] == f"{run / 'normed.py'}:Net:hidden=8"
+
+
+def served(place):
+    """The server's model, cut from its row by hand: 7 x 4 numbers of the bag, 3 x 4 and 3 of the head."""
+    row = load_file(place / "run" / "checkpoint.safetensors")["server.row"]
+    bag, weight, bias = row.split([28, 12, 3])
+    return {"0.weight": bag.reshape(7, 4), "1.weight": weight.reshape(3, 4), "1.bias": bias}
+
+
+@pytest.fixture
+def bagged(tmp_path, monkeypatch):
+    """A run of the command line whose model looks its tokens up in an EmbeddingBag, and unlabelled tokens."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bagged.py").write_text(BAGGED)
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "words.npz", x=rng.integers(0, 7, (60, 5)), y=np.arange(60) % 3, client=np.arange(60) % 4)
+    np.savez(tmp_path / "new.npz", x=rng.integers(0, 7, (9, 5)))
+    words = ["--data", "words.npz", "--model", "bagged.py:Net", "--rounds", 1, "--set", "device=cpu", "--out", "run"]
+    assert called(monkeypatch, "run", "fedavg", *words) == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["dtype", "older"])
+@pytest.mark.parametrize("form", ["safetensors", "torchscript"])
+def test_a_model_with_an_embedding_bag_is_exported(bagged, form, old, monkeypatch, capsys):
+    """It takes tokens although it has no `nn.Embedding`, which was the rule: real numbers cannot be looked up.
+
+    Runs of older versions do not say what type samples have; then the model itself does.
+    """
+    config = json.loads((bagged / "run" / "config.json").read_text())
+    assert config["samples"]["dtype"] == "int64"
+    if old:
+        del config["samples"]["dtype"]
+        (bagged / "run" / "config.json").write_text(json.dumps(config))
+    path = f"net.{ENDINGS[form]}"
+    code, _, errors = asked(bagged, monkeypatch, capsys, "run", "--model", "0", "-o", path)
+    assert code == 0, errors
+    net = model("bagged.py:Net", (5,), 3)()
+    net.load_state_dict(served(bagged))
+    x = torch.tensor([[0, 1, 2, 3, 6], [6, 6, 6, 6, 6]])
+    with torch.no_grad():
+        torch.testing.assert_close(opened(form, path, model("bagged.py:Net", (5,), 3)())(x), net.eval()(x))
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["dtype", "older"])
+def test_a_newcomer_without_labels_gets_the_fallback_of_an_embedding_bag(bagged, old, monkeypatch, capsys):
+    """The fallback is made without the newcomer's samples, of blank ones, which have to be tokens as well. What was
+    handed out can be exported from the file alone."""
+    if old:
+        config = json.loads((bagged / "run" / "config.json").read_text())
+        del config["samples"]["dtype"]
+        (bagged / "run" / "config.json").write_text(json.dumps(config))
+    code = called(monkeypatch, "personalize", "run", "--data", "new.npz", "-o", "new.safetensors")
+    assert code == 0, capsys.readouterr().err
+    facts = json.loads((bagged / "new.json").read_text())
+    assert facts["fallback"]
+    assert facts["job"].get("dtype") == (None if old else "int64")
+    code, _, errors = asked(bagged, monkeypatch, capsys, "new.safetensors", "-o", "new.pt")
+    assert code == 0, errors
+
+
+def test_real_numbers_stay_real_numbers_beside_an_embedding(tmp_path, monkeypatch, capsys):
+    """An embedding of places alone does not make tokens of the samples: what was recorded of them decides."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "placed.py").write_text(PLACED)
+    data = coterie.Federation.from_clients([(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(3)])
+    coterie.run("fedavg", model("placed.py:Net", (4,), 3), data, folder="run", rounds=1, device="cpu")
+    words = ["run", "--model", "0", "--net", "placed.py:Net", "-o", "net.safetensors"]
+    for said in (words, ["net.safetensors", "-o", "again.safetensors"]):
+        code, _, errors = asked(tmp_path, monkeypatch, capsys, *said)
+        assert code == 0, errors
+    assert json.loads((tmp_path / "net.json").read_text())["job"]["dtype"] == "float32"

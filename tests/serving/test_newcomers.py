@@ -7,22 +7,27 @@ import sys
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 import coterie
 from coterie import cli, registry
 from coterie.contract.records import Models
 from coterie.data import digits, partition
 from coterie.errors import CoterieError
-from coterie.evaluation import intervals
 from coterie.models import model
 from coterie.running import checkpoint
 from coterie.running.saved import Saved
 from coterie.serving import newcomers
-from coterie.serving.export import module_of
-from coterie.serving.newcomers import FOLDS, INNER, REPLICAS, Desk, drift, personalize
+from coterie.serving.estimate import FOLDS, INNER, REPLICAS
+from coterie.serving.newcomers import Desk, personalize
+from coterie.serving.reading import read
 
 NET = "mlp:hidden=8"
+
+
+def with_training(saved, **options):
+    """The run as if it had been asked for with these options."""
+    training = dataclasses.replace(saved.spec.training, **options)
+    return dataclasses.replace(saved, spec=dataclasses.replace(saved.spec, training=training))
 
 
 def command(capsys, monkeypatch, *words):
@@ -34,71 +39,6 @@ def command(capsys, monkeypatch, *words):
     except SystemExit as stop:
         code = stop.code or 0
     return (code,) if capsys is None else (code, *capsys.readouterr())
-
-
-# -- intervals ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_exact_binomial_interval_of_none_correct():
-    """With 0 of n correct the upper end solves (1 - p)^n = 0.025; the ends mirror for n of n."""
-    low, high = intervals.clopper_pearson(0, 20)
-    assert (low, high) == (0, pytest.approx(1 - 0.025 ** (1 / 20)))
-    assert intervals.clopper_pearson(20, 20) == pytest.approx((1 - high, 1))
-
-
-def test_the_prediction_interval_is_that_of_the_integral():
-    """P(j further correct) = integral of Binomial(j; m, p) over the posterior of p, done here by quadrature."""
-    k, n, m = 17, 25, 9
-    p = (np.arange(200_000) + 0.5) / 200_000
-    weight = stats.beta.pdf(p, k + 0.5, n - k + 0.5) / len(p)
-    mass = np.array([(stats.binom.pmf(j, m, p) * weight).sum() for j in range(m + 1)]).cumsum()
-    expected = [np.searchsorted(mass, tail) / m for tail in (0.025, 0.975)]
-    assert intervals.predictive(k, n, m) == pytest.approx(tuple(expected))
-
-
-@pytest.mark.parametrize(("n", "m"), [(6, 2), (30, 10), (90, 30)])
-def test_the_prediction_interval_keeps_its_promise_for_every_accuracy(n, m):
-    """By summing over all outcomes: it holds 95 % of the time, and is at most 1.3 times as wide as the exact binomial
-    interval for m samples, which does not have to reckon with the estimate being off itself."""
-    for p in (0.1, 0.3, 0.5, 0.7, 0.9, 0.98):
-        seen, further = stats.binom.pmf(np.arange(n + 1), n, p), stats.binom.pmf(np.arange(m + 1), m, p)
-        covered = width = exact = 0.0
-        for k in np.flatnonzero(seen > 1e-6):
-            low, high = intervals.predictive(int(k), n, m)
-            covered += seen[k] * further[round(low * m) : round(high * m) + 1].sum()
-            width += seen[k] * (high - low)
-            exact += seen[k] * np.subtract(*reversed(intervals.clopper_pearson(k / n * m, m)))
-        assert covered > 0.95
-        assert width < 1.3 * exact
-
-
-def test_the_exact_prediction_interval_holds_the_nearest_outcome_and_is_wider():
-    low, high = intervals.exact_predictive(17, 25, 9)
-    assert low <= intervals.predictive(17, 25, 9)[0] < 17 / 25 < intervals.predictive(17, 25, 9)[1] <= high
-
-
-def test_students_interval_for_regression():
-    """n = 5, s = 2, endlessly many: 3 -+ t(4) 2 / sqrt(5) with t = 2.776; for 5 further ones sqrt(2) times as far."""
-    reach = 2.7764451 * 2 / np.sqrt(5)
-    assert intervals.mean_predictive(3, 2, 5, 0) == pytest.approx((3 - reach, 3 + reach))
-    assert intervals.mean_predictive(3, 2, 5, 5) == pytest.approx((0, 3 + np.sqrt(2) * reach))
-
-
-def test_an_estimate_with_more_variance_is_worth_fewer_samples():
-    """v / w = v / n + extra: with p = 1/2 and n = 99 of variance 1/4 / 99, an extra 1/4 / 99 halves their worth."""
-    assert intervals.worth(49.5, 99, 0.0) == pytest.approx(99)
-    assert intervals.worth(49.5, 99, 0.25 / 99) == pytest.approx(99 / 2)
-
-
-def test_drift_is_what_samples_of_a_fold_have_in_common():
-    """Accuracies 0.5 + u with u of variance 0.01 common to a fold's model, each sample drawn on its own beyond that;
-    samples that flip on their own have none."""
-    rng = np.random.default_rng(0)
-    common = [rng.random((20, 50)) < 0.5 + rng.normal(0, 0.1, (20, 1)) for _ in range(100)]
-    alone = [rng.random((20, 50)) < 0.5 for _ in range(100)]
-    assert drift([fold.astype(float) for fold in common]) == pytest.approx(0.01, rel=0.15)
-    assert drift([fold.astype(float) for fold in alone]) < 2e-4
-    assert drift([np.ones((3, 1))]) == 0  # no pair of samples
 
 
 # -- the estimate is honest --------------------------------------------------------------------------------------------
@@ -122,7 +62,7 @@ def test_labels_of_pure_chance_are_estimated_at_chance(run):
     folder, x, _ = run
     y = torch.randint(0, 10, (60,), generator=torch.Generator().manual_seed(0))
     saved = Saved.open(folder, NET)
-    saved = Saved(**{**vars(saved), "training": dataclasses.replace(saved.training, epochs=150, lr=0.1)})
+    saved = with_training(saved, epochs=150, lr=0.1)
     found = personalize(saved, (x[:60], y), adapt="yes")
     module = found.clients.layout.load(found.clients.init.module, found.row)
     assert (module(x[:60]).argmax(1) == y).float().mean() > 0.5
@@ -134,16 +74,16 @@ def test_the_adaptation_takes_five_times_the_steps_at_a_fifth_of_the_learning_ra
     """With whole batches that is gradient descent, written out here: 5 * 3 steps at 0.3 / 5."""
     folder, x, y = run
     saved = Saved.open(folder, NET)
-    saved = Saved(**{**vars(saved), "training": dataclasses.replace(saved.training, batch=0), "val": 0.0})
+    saved = dataclasses.replace(with_training(saved, batch=0), val=0.0)
     served, found = (personalize(saved, (x[:20], y[:20]), adapt=how) for how in ("no", "yes"))
-    by_hand = module_of(served)
+    by_hand = served.module()
     for _ in range(15):
         loss = torch.nn.functional.cross_entropy(by_hand(x[:20]), y[:20])
         grads = torch.autograd.grad(loss, list(by_hand.parameters()))
         with torch.no_grad():
             for p, g in zip(by_hand.parameters(), grads):
                 p -= 0.06 * g
-    torch.testing.assert_close(module_of(found)(x[:50]), by_hand(x[:50]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.module()(x[:50]), by_hand(x[:50]), rtol=1e-4, atol=1e-5)
     assert "adapted by 15 local steps" in " ".join(found.why)
 
 
@@ -279,7 +219,7 @@ def test_a_newcomers_table_is_encoded_as_the_runs_was(tmp_path, monkeypatch, cap
     words = ["--data", "all.csv:label=outcome,client=hospital,scale=true", "--model", "linear", "--rounds", 1]
     assert command(capsys, monkeypatch, "run", "fedavg", *words, "--set", "device=cpu", "--out", "run")[0] == 0
     (tmp_path / "new.csv").write_text("outcome,hospital,ward,weight\n" + "well,h9,west,100\n" * 6)
-    (x, y), name = newcomers.read("new.csv", None, Saved.open("run"))
+    (x, y), name = read("new.csv", None, Saved.open("run"))
     weights = np.arange(100, 190)
     assert x[0].tolist() == pytest.approx([(100 - weights.mean()) / weights.std(), 0, 1])
     assert (y.tolist(), name) == ([1] * 6, "h9")
@@ -370,6 +310,6 @@ def test_runs_of_older_versions_are_read_with_their_data(go, place):
     old = {name: value for name, value in json.loads(kept).items() if name != "samples"}
     try:
         config.write_text(json.dumps(old))
-        assert Saved.open(place / "run").shape == (1, 8, 8)
+        assert Saved.open(place / "run").spec.shape == (1, 8, 8)
     finally:
         config.write_text(kept)

@@ -1,0 +1,143 @@
+"""One run as plain values: what a method and a module are built from, wherever it is written down.
+
+The command line, TOML files, config.json of a run folder, jobs of Flower and the headers of model files all hold these
+values, and all build from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from coterie import models, registry
+from coterie.contract.cohort import Init
+from coterie.contract.method import Method
+from coterie.data import Federation
+from coterie.errors import CoterieError, unknown
+from coterie.options import build, parse_options
+from coterie.running.config import Training
+
+LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+"""Layers that take tokens."""
+DTYPES = ("float32", "float64", "int64")
+"""Types of the samples' numbers that a federation holds."""
+OPTIONAL = ("dtype", "class_names", "encoding")
+"""Values that are left out where nothing is known: older versions did not write them, and do not read them."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A method, a model, what samples look like, and how to train."""
+
+    method: str
+    """The method's spelling, e.g. fedfew:models=3."""
+    model: str
+    """The model's spelling, e.g. mlp:hidden=64; empty where a run was started in Python and nobody named it."""
+    shape: tuple[int, ...]
+    """Shape of one sample."""
+    classes: int
+    """Number of classes, 0 for regression."""
+    outputs: int
+    """Numbers the model gives for a sample: the classes, or the targets."""
+    training: Training = field(default_factory=Training)
+    head: str | None = None
+    dtype: str = ""
+    """Type of the samples' numbers, e.g. float32, or int64 for tokens; empty where an older version wrote it down."""
+    class_names: tuple[str, ...] = ()
+    """Where labels were names."""
+    encoding: Mapping[str, Any] | None = None
+    """How a table became numbers."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("", *DTYPES):
+            raise unknown("type of samples", str(self.dtype), DTYPES)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str = "the run's settings") -> Self:
+        """From plain values, as they arrive or stand in a file."""
+        try:
+            given = dict(values)
+            given["training"] = build(Training, given.pop("training", {}), "training")
+            given["shape"] = tuple(int(n) for n in given.pop("shape"))
+            given["class_names"] = tuple(given.pop("class_names", ()))
+            return cls(**given)
+        except (KeyError, TypeError, ValueError) as reason:
+            if isinstance(reason, CoterieError):
+                raise
+            raise CoterieError(f"{where} cannot be read ({reason}).") from reason
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any], model: str = "") -> Self:
+        """From config.json of a run folder, which does not know the model's name."""
+        samples, recipe = config["samples"], config["federation"]
+        return cls(
+            str(config["method"]), model, tuple(int(n) for n in samples["shape"]), int(samples["classes"]),
+            int(samples["outputs"]), build(Training, config["training"], "training"), config["head"],
+            samples.get("dtype", ""), tuple(recipe.get("classes", ())), recipe.get("encoding"),
+        )
+
+    def config(self) -> dict[str, Any]:
+        """What `of_config` reads back; names of classes and encoding stand in the federation's recipe."""
+        samples = {"shape": list(self.shape), "classes": self.classes, "outputs": self.outputs, "dtype": self.dtype}
+        return {"method": self.method, "training": asdict(self.training), "head": self.head, "samples": samples}
+
+    @classmethod
+    def for_data(cls, federation: Federation, **values: Any) -> Self:
+        """For samples that look like this federation's."""
+        return cls(
+            shape=tuple(federation.x.shape[1:]), classes=federation.classes, outputs=federation.outputs,
+            dtype=str(federation.x.dtype).removeprefix("torch."), **values,
+        )
+
+    def values(self) -> dict[str, Any]:
+        """What `of` reads back."""
+        whole = {**asdict(self), "shape": list(self.shape), "class_names": list(self.class_names)}
+        return {name: value for name, value in whole.items() if value or name not in OPTIONAL}
+
+    # -- what is built from it -------------------------------------------------------------------------------------
+
+    def chosen(self) -> Method:
+        return registry.method(self.method)
+
+    def factory(self) -> Callable[[], nn.Module]:
+        """Each call gives the module with fresh weights."""
+        name, given = parse_options(self.model)
+        return models.model(name, self.shape, self.outputs, **given)
+
+    def init(
+        self, method: Method, seed: int = 0, dtype: torch.dtype = torch.float32, device: torch.device | None = None,
+        population: int = 1,
+    ) -> Init:
+        """Layout, module and fresh rows, as the method wraps the model."""
+        return Init(self.factory(), method.wrap, seed, self.head, dtype, device, population, self.classes)
+
+    # -- samples of this form, without meaning ---------------------------------------------------------------------
+
+    def takes_tokens(self, module: nn.Module | None = None) -> bool:
+        """Whether samples are whole numbers; where nobody wrote that down, whether the model looks anything up."""
+        if self.dtype:
+            return not getattr(torch, self.dtype).is_floating_point
+        return any(isinstance(part, LOOKUPS) for part in self._module(module).modules())
+
+    def blank_samples(self, count: int, value: int) -> Tensor:
+        """`[count, *shape]`, every number the same."""
+        return torch.full((count, *self.shape), value, dtype=torch.int64 if self.takes_tokens() else torch.float32)
+
+    def random_samples(self, count: int, dtype: torch.dtype, module: nn.Module | None = None) -> Tensor:
+        """`[count, *shape]`: normal numbers of this type, or tokens that the model knows; always the same ones."""
+        generator = torch.Generator().manual_seed(0)
+        if self.takes_tokens(module):
+            known = next((m.num_embeddings for m in self._module(module).modules() if isinstance(m, LOOKUPS)), 2)
+            return torch.randint(0, known, (count, *self.shape), generator=generator)
+        return torch.randn((count, *self.shape), generator=generator, dtype=torch.float64).to(dtype)
+
+    def _module(self, module: nn.Module | None) -> nn.Module:
+        """The module that was given, or one of the model's, without touching anybody's random numbers."""
+        if module is not None:
+            return module
+        with torch.random.fork_rng(devices=[]):
+            return self.factory()()

@@ -1,0 +1,75 @@
+"""What `coterie personalize` hands out: the model, the json beside it, and the words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from coterie.data import spelled
+from coterie.errors import CoterieError, NoLabels, counted, unknown
+from coterie.evaluation.intervals import LEVEL
+from coterie.running.saved import Saved
+from coterie.serving.estimate import Adapt, Estimate
+from coterie.serving.newcomers import Personalized, personalize
+from coterie.serving.portable import job_of, write_model
+from coterie.serving.reading import read
+
+REPORTS = ("text", "json")
+
+
+def hand_out(
+    saved: Saved, data: str, out: Path, client: str | None, adapt: str, future: int | None, seed: int, report: str
+) -> str:
+    """What `coterie personalize` does: read, personalize, write the model and its json; the text to print."""
+    for what, given, known in (("value of --adapt", adapt, get_args(Adapt)), ("kind of report", report, REPORTS)):
+        if given not in known:
+            raise unknown(what, given, known)
+    if out.suffix != ".safetensors":
+        raise CoterieError(f"the model is written as safetensors, so -o must end in .safetensors, not {out.name}.")
+    if not out.parent.is_dir():
+        raise CoterieError(f"there is no folder {out.parent} to write {out.name} to.")
+    name = client or Path(spelled(data)[0]).stem
+    samples, lacking = None, ""
+    try:
+        samples, name = read(data, client, saved)
+    except NoLabels as reason:
+        lacking = str(reason)
+    found = personalize(saved, samples, name, adapt, future, seed)  # type: ignore[arg-type]
+    found = replace(found, why=(*found.why, lacking)) if lacking else found
+    facts = described(saved, found)
+    beside = write_model(out, found.clients.layout, found.row, facts)
+    if report == "json":
+        return json.dumps({**facts, "file": str(out)}, indent=2)
+    return "\n".join([*found.why, *_stated(found.estimate), f"model: {out}, {beside}"])
+
+
+def described(saved: Saved, found: Personalized) -> dict[str, Any]:
+    """What the json beside a newcomer's model says."""
+    job = job_of(saved)
+    return {
+        "method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()), "client": found.client,
+        "round": found.round, "newcomer": True, "adapted": found.adapted, "fallback": found.fallback,
+        "estimate": None if found.estimate is None else {**vars(found.estimate), "level": LEVEL},
+        "why": list(found.why), "facts": dict(found.facts), "job": job,
+    }
+
+
+def _stated(estimate: Estimate | None) -> list[str]:
+    if estimate is None:
+        return []
+    share = estimate.metric == "accuracy"
+
+    def shown(value: float) -> str:
+        return f"{value:.1%}".replace("%", " %") if share else f"{value:.4g}"
+
+    metric = "accuracy" if share else "mean squared error"
+    (low, high), (least, most), level = estimate.interval, estimate.confidence, f"{LEVEL:.0%}".replace("%", " %")
+    return [
+        f"Estimate: {metric} {shown(estimate.value)}, by {estimate.folds}-fold cross-validation of all of this, the "
+        f"choice whether to adapt included, on its {counted(estimate.n, 'labelled sample')}.",
+        f"On {counted(estimate.future, 'further sample')} of this client: {shown(low)} to {shown(high)} ({level} "
+        "prediction interval).",
+        f"On endlessly many: {shown(least)} to {shown(most)} ({level} confidence interval).",
+    ]

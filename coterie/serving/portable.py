@@ -1,0 +1,146 @@
+"""One model as a value that can leave its run: read from a run folder or a model file, written as safetensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from coterie import files
+from coterie.contract.layout import Layout
+from coterie.contract.net import Net, Task
+from coterie.errors import CoterieError
+from coterie.options import options
+from coterie.running import checkpoint
+from coterie.running.saved import Saved
+from coterie.running.spec import RunSpec
+
+SAMPLES = 16
+"""Samples on which outputs are compared."""
+
+
+# -- the form in which sites, personalize and export write a model -----------------------------------------------------
+
+
+def write_model(path: Path, layout: Layout, row: Tensor, facts: Mapping[str, Any]) -> Path:
+    """`row [D]` tensor by tensor as safetensors, its facts and layout in the header and in a json beside it.
+
+    `facts["job"]` holds what builds the module again: method, model, head, shape, classes, outputs.
+    """
+    whole = {
+        **facts,
+        "layout": {
+            "digest": layout.digest, "columns": layout.size,
+            "tensors": {entry.name: list(entry.shape) for entry in layout.entries},
+        },
+    }
+    checkpoint.save(path, layout.views(row), whole)
+    beside = path.with_suffix(".json")
+    files.write_json(beside, whole)
+    return beside
+
+
+@dataclass(frozen=True)
+class Portable:
+    """One model outside its run: its row, and what gives the row its meaning."""
+
+    row: Tensor  # [D]
+    layout: Layout
+    module: nn.Module
+    classes: int
+    facts: Mapping[str, Any]
+    x: Tensor  # [n, ...] samples to compare on
+
+    def net(self) -> Net:
+        return Net(self.module, self.layout, Task.of(self.classes))
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """What the row itself gives, without anything having been loaded into the module."""
+        net = self.net()
+        net.stacked = False
+        net.mode(training=False)
+        with torch.no_grad():
+            return net(self.row, x)
+
+    def loaded(self) -> nn.Module:
+        """The module with the row in it, ready for use."""
+        return self.layout.load(copy.deepcopy(self.module).to(self.row.dtype), self.row).eval()
+
+
+def read_model(path: Path, spelling: str | None = None) -> Portable:
+    """What `write_model` wrote, with its module; `spelling` names the model where the file's own is not found."""
+    tensors, facts = checkpoint.load(path)
+    job = facts.get("job")
+    if not isinstance(job, dict):
+        raise CoterieError(f"{path} holds no model written by coterie: its header does not say how to build one.")
+    known = {name: value for name, value in job.items() if name in options(RunSpec) and name != "training"}
+    if spelling is not None:
+        known["model"] = spelling
+    spec = RunSpec.of(known, f"how to build the model of {path}")
+    init = spec.init(spec.chosen())
+    digest = facts.get("layout", {}).get("digest")
+    if init.layout.digest != digest:
+        raise CoterieError(f"{path} holds a model of layout {digest}; {spec.model} has layout {init.layout.digest}.")
+    row = torch.cat([tensors[entry.name].reshape(-1) for entry in init.layout.entries])
+    x = spec.random_samples(SAMPLES, row.dtype, init.module)
+    return Portable(row, init.layout, init.module, spec.classes, facts, x)
+
+
+def job_of(saved: Saved) -> dict[str, Any]:
+    """What builds a run's module again, as a site's job says it; how it was trained is not needed for that."""
+    named = replace(saved.spec, model=files.resolved(saved.spec.model))
+    return {name: value for name, value in named.values().items() if name != "training"}
+
+
+# -- one model of a run ------------------------------------------------------------------------------------------------
+
+
+def of_run(saved: Saved, client: str | None, number: int | None, adapted: bool) -> Portable:
+    """A client's model, or the server's of this number."""
+    if (client is None) == (number is None):
+        raise CoterieError("name one model: --client NAME for the one a client uses, or --model K for the server's.")
+    if client is not None:
+        return of_client(saved, client, adapted)
+    if adapted:
+        raise CoterieError("--adapted is for a client's model; the server has no data to train on.")
+    assert number is not None
+    return of_server(saved, number)
+
+
+def of_client(saved: Saved, name: str, adapted: bool) -> Portable:
+    """The model that a client of the run uses; reads the run's data again."""
+    number = saved.client(name)
+    simulation = saved.simulation()
+    row = simulation.row(number, adapted).cpu()
+    split = "test" if simulation.federation.sizes("test")[number] else "train"
+    x = simulation.federation.client(number, split)[0][:SAMPLES].cpu()
+    facts = {"client": name, "adapted": adapted, "newcomer": number >= saved.population}
+    return _portable(saved, row, x, simulation.rounds_done, facts)
+
+
+def of_server(saved: Saved, number: int) -> Portable:
+    """The server's model of this number."""
+    server, meta = saved.server()
+    init = saved.init()
+    rows = saved.method.whole(server, init.layout)
+    if rows is None:
+        raise CoterieError(f"the server of {saved.method.name} keeps no whole model; export a client's with --client.")
+    if not 0 <= number < len(rows):
+        raise CoterieError(f"the server keeps {len(rows)} model(s), numbered from 0; there is no model {number}.")
+    return _portable(saved, rows[number], None, int(meta["round"]), {"server_model": number})
+
+
+def _portable(saved: Saved, row: Tensor, x: Tensor | None, t: int, facts: Mapping[str, Any]) -> Portable:
+    init = saved.init()
+    if x is None:
+        x = saved.spec.random_samples(SAMPLES, row.dtype, init.module)
+    elif x.is_floating_point():
+        x = x.to(row.dtype)
+    job = job_of(saved)
+    known = {"method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()), "round": t}
+    return Portable(row, init.layout, init.module, saved.spec.classes, {**known, **facts, "job": job}, x)

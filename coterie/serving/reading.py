@@ -1,0 +1,58 @@
+"""A newcomer's samples from a file, encoded as those of the run were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.data import load, spelled
+from coterie.data.readers import find
+from coterie.errors import CoterieError, NoLabels, unknown
+from coterie.running.saved import Saved
+
+INHERITED = ("text", "tokenizer", "words", "length", "regression", "shape")
+"""Options of the run's data that a newcomer's table takes over where it does not say otherwise."""
+
+
+def read(path: str, client: str | None = None, saved: Saved | None = None) -> tuple[tuple[Tensor, Tensor], str]:
+    """One client's labelled samples from a file, spelled as for --data, and its name; NoLabels where there are none.
+
+    A table is encoded as the run's was: columns, categories, scale and classes. Labels of other data that are names
+    must be those of all classes of the run: numbered by themselves, fewer would be other ones.
+    """
+    place, options = spelled(path)
+    given: dict[str, Any] = {**_as_in_the_run(place, saved), **options}
+    try:
+        source = load(place, **given)
+    except NoLabels:
+        source = load(place, **{**given, "skip": True})  # leaves out samples without a label, and nothing else is wrong
+    if saved is not None and source.classes is not None and len(source.classes) != saved.spec.classes:
+        raise CoterieError(
+            f"{path} names {len(source.classes)} classes and the run has {saved.spec.classes}; name all of them in the "
+            "run's order, with the option classes=NAME,NAME,..."
+        )
+    x, y = source.x, source.y
+    if source.client is not None:
+        names = sorted({str(c) for c in source.client})
+        if client is None and len(names) > 1:
+            raise CoterieError(f"{path} holds the samples of {len(names)} clients; name the newcomer with --client.")
+        if client is not None and client not in names:
+            raise unknown(f"client in {path}", client, names)
+        name = client or names[0]
+        mine = torch.from_numpy(np.array([str(c) == name for c in source.client]))
+        return (x[mine], y[mine]), name
+    if client is not None:
+        raise CoterieError(f"{path} names no clients; leave --client out.")
+    return (x, y), Path(place).stem
+
+
+def _as_in_the_run(place: str, saved: Saved | None) -> dict[str, Any]:
+    """How the run read its table, for one more: its encoding, and how it made samples of texts."""
+    if saved is None or saved.spec.encoding is None or saved.experiment is None or find(place) != "table":
+        return {}
+    asked = spelled(saved.experiment.data)[1]
+    return {"schema": saved.spec.encoding, **{name: asked[name] for name in INHERITED if name in asked}}
