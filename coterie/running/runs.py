@@ -20,11 +20,12 @@ from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation
 from coterie.evaluation.summary import validation_score
 from coterie.options import build, respelled
-from coterie.running import checkpoint, server
+from coterie.running import checkpoint
 from coterie.running.config import Training
 from coterie.running.folder import Folder
 from coterie.running.joint import Settle, Stack, Work, alone, family, most_clients, pays
 from coterie.running.result import Result
+from coterie.running.server import Server
 from coterie.running.simulation import ModelLike, Simulation
 
 ALWAYS = ("local", "fedavg")
@@ -136,7 +137,7 @@ def check(
             built = Simulation(one, model, federation, build(Training, training, "training"), head, loss)
             reason = reason or built.choices.get("reason", "")
         else:
-            server.check(one, federation.arrived(0), Simulation.layout_of(one, model, head))
+            Server.refuse_early(one, federation.arrived(0), Simulation.layout_of(one, model, head))
     return reason
 
 

@@ -16,9 +16,10 @@ from coterie.contract.records import Model, Upload
 from coterie.errors import CoterieError
 from coterie.methods.fedavg import FedAvg
 from coterie.privacy import account
-from coterie.privacy.guard import SECRET, Guard, normal
+from coterie.privacy.noise import SECRET, normal
 from coterie.report.table import comparison, markdown, rows
 from coterie.running import runs
+from coterie.running.guard import Guard
 
 FEW = "fedfew:weigh=client,scale=false"
 
@@ -146,9 +147,9 @@ def test_a_round_by_hand(tiny):
         moves.append(tiny.sgd(sim, client, sim.init.row, steps)[0] - sim.init.row)
     clipped = [move * min(1, 0.05 / float(move.norm())) for move in moves]
     noise = 0.3 * 0.05 * normal(4, 0, "sum", sim.layout.size)
-    before = sim.server.row.clone()
+    before = sim.server.state.row.clone()
     report = sim.round().report
-    torch.testing.assert_close(sim.server.row, before + 0.5 * (sum(clipped) + noise) / 4, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(sim.server.state.row, before + 0.5 * (sum(clipped) + noise) / 4, rtol=1e-10, atol=1e-12)
     assert report["epsilon"] == pytest.approx(account.epsilon(0.3, 1.0, 1, 1e-5), rel=2e-3)
 
 
@@ -190,12 +191,12 @@ def test_one_stack_of_several_runs(tiny):
 def test_running_statistics_stay(tiny):
     """With buffers=server nothing of them travels, and no noise is put there; frozen parameters stay too."""
     sim = tiny.simulation("fedavg+private", "bn", buffers="server")
-    start = sim.layout.cut(sim.server.row, "buffers").clone()
+    start = sim.layout.cut(sim.server.state.row, "buffers").clone()
     sim.round()
-    assert torch.equal(sim.layout.cut(sim.server.row, "buffers"), start)
+    assert torch.equal(sim.layout.cut(sim.server.state.row, "buffers"), start)
     sim = tiny.simulation("fedavg+private", "bn", buffers="local")
     sim.round()
-    assert torch.equal(sim.layout.cut(sim.server.row, "buffers"), start)
+    assert torch.equal(sim.layout.cut(sim.server.state.row, "buffers"), start)
 
 
 def test_frozen_parameters_get_no_noise(tiny):
@@ -205,9 +206,9 @@ def test_frozen_parameters_get_no_noise(tiny):
         return module
 
     sim = tiny.simulation("fedavg+private", model)
-    start = sim.layout.cut(sim.server.row, "0.weight").clone()
+    start = sim.layout.cut(sim.server.state.row, "0.weight").clone()
     sim.round()
-    assert torch.equal(sim.layout.cut(sim.server.row, "0.weight"), start)
+    assert torch.equal(sim.layout.cut(sim.server.state.row, "0.weight"), start)
 
 
 def test_records_and_table(tiny, tmp_path):
@@ -383,8 +384,8 @@ def test_bad_options(options, said):
 def test_clients_are_never_mixed_without_the_guard(tiny):
     """An engine that forgets the guard gets an error and no unprotected mean."""
     sim = tiny.simulation("fedavg+private")
-    assert isinstance(sim.guard, Guard)
-    sim.guard = None
+    assert isinstance(sim.server.guard, Guard)
+    sim.server.guard = None
     with pytest.raises(CoterieError, match="was given the clients' own updates"):
         sim.round()
 
@@ -396,12 +397,12 @@ def test_fedfew_weighs_at_the_client(tiny):
     """Model k moves by the mean of w_ik (trained - received), w_i = softmax_k(-L_ik / mu), and no loss travels."""
     sim = tiny.simulation(f"{FEW},mu=0.5", "linear")
     cohort = tiny.cohort(sim)
-    received = sim.server.rows.expand(sim.population, -1, -1)
+    received = sim.server.state.rows.expand(sim.population, -1, -1)
     w = torch.softmax(-cohort.loss(received) / 0.5, 1)
     expected = (w[:, :, None] * (cohort.train(received) - received)).mean(0)
-    before = sim.server.rows.clone()
+    before = sim.server.state.rows.clone()
     done = sim.round()
-    torch.testing.assert_close(sim.server.rows - before, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(sim.server.state.rows - before, expected, rtol=1e-10, atol=1e-12)
     assert set(done.up) == {"update"}
 
 
