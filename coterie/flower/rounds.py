@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +21,8 @@ from coterie.contract.cohort import Init
 from coterie.contract.method import Uploads
 from coterie.contract.records import Record, Upload
 from coterie.errors import CoterieError
-from coterie.evaluation.score import Evaluation, Scores
-from coterie.flower import wire
+from coterie.evaluation.score import Evaluation
+from coterie.flower import scores, wire
 from coterie.flower.checks import Check, Received, refused
 from coterie.flower.exchange import Answers, Ask, Exchange, Transport, drive
 from coterie.flower.job import Job
@@ -168,13 +167,14 @@ class Rounds:
         t, start = self.rounds_done, time.perf_counter()
         barred = set(self.check.barred()) if self.check is not None else set()
         there = self._await(max(self.policy.minimum, self.method.aggregator.minimum), among=set(self.clients) - barred)
-        drawn = [self.clients[i] for i in self.server.selected(streams.integers("client", self.clients), t)]
+        clients = self.clients
+        drawn = [clients[i] for i in self.server.selected(streams.integers("client", clients), t)]
         training = [name for name in drawn if name in there]
         scored = self.job.scores and self._due(t)
         do = {
             name: [word for word, wanted in (("join", name not in self.joined), ("score", scored),
                                              ("local", name in training)) if wanted]
-            for name in self.clients if name in there
+            for name in clients if name in there
         }
         names = [name for name in do if do[name]]
         parcels = self._payloads(self.server, {name: {"do": do[name]} for name in names})
@@ -182,13 +182,13 @@ class Rounds:
         replies, failures = yield from self._ask(parcels, frozenset(training or names), wanted or len(names))
         failures |= {name: BARRED if name in barred else ABSENT for name in drawn if name not in there}
         self.joined |= set(replies)
-        self._evaluated({name: reply for name, reply in replies.items() if "scores" in reply.meta}, "", t)
+        self._evaluated(replies, "", t)
         uploads = {name: replies[name] for name in training if name in replies}
         n = {name: 1 if self.server.guard else _count(reply.meta.get("n")) for name, reply in uploads.items()}
         wrong = {name: failure.reason for name, failure in failures.items() if failure.cause == "mismatch"}
         bad = self._refused("round", {name: reply.tensors for name, reply in uploads.items()}, n, wrong)
         failures |= {name: Failure("rejected", reason) for name, reason in bad.items()}
-        accepted = [name for name in self.clients if name in uploads and name not in bad]
+        accepted = [name for name in clients if name in uploads and name not in bad]
         needed = self.server.needed(self.policy.minimum)
         report: dict[str, Any] = {"skipped": f"{needed} answers are needed, {len(accepted)} came"}
         if len(accepted) >= needed:
@@ -216,8 +216,9 @@ class Rounds:
             stacked, self._ids(names), counts, counts.double() / counts.sum().clamp(min=1), self.population,
             self.rounds_done, self.server.layout,
         )
+        report = self.server.merge(up)
         self.merged |= dict.fromkeys(names, self.rounds_done)
-        return self.server.merge(up)
+        return report
 
     def ending(self) -> Exchange:
         """A model for every site that is there and has none yet; late sites by the method's rule for unseen clients."""
@@ -248,7 +249,7 @@ class Rounds:
         for name, failure in failures.items():
             log.warning("%s: %s has no model yet: %s %s", self.spelling, name, failure.cause, failure.reason)
         self.served |= set(replies)
-        self._evaluated({name: r for name, r in replies.items() if "scores" in r.meta}, prefix, self.rounds_done)
+        self._evaluated(replies, prefix, self.rounds_done)
 
     # -- messages --------------------------------------------------------------------------------------------------
 
@@ -344,28 +345,12 @@ class Rounds:
 
     def _evaluated(self, replies: Mapping[str, Parcel], prefix: str, t: int) -> None:
         """Keep the scores of the sites that sent any."""
-        found = {name: reply.meta["scores"] for name, reply in replies.items()}
+        found = {self.numbers[name]: reply.meta["scores"] for name, reply in replies.items() if "scores" in reply.meta}
         if not found:
             return
-        names = sorted(found, key=self.numbers.__getitem__)
-        evaluation = Evaluation(t, {f"{prefix}{stage}": self._scores(names, found, stage)
-                                    for stage in ("served", "adapted")})
-        self.history.append(evaluation)
+        self.history.append(scores.evaluation(t, prefix, found, self.job.classes))
         if self.folder is not None:
-            self.folder.append_evaluation(evaluation)
-
-    def _scores(self, names: Sequence[str], found: Mapping[str, Any], stage: str) -> Scores:
-        def column(split: str, metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-            told = [found[name] for name in names]
-            kept = [split == "test" or one["validated"] for one in told]
-            return np.array([one[stage][split][metric] if k else np.nan for one, k in zip(told, kept, strict=True)])
-
-        metrics = ("accuracy", "loss") if self.job.classes else ("loss",)
-        return Scores(
-            np.array([self.numbers[name] for name in names]), np.array([found[name]["samples"] for name in names]),
-            np.array([found[name][stage]["steps"] for name in names]),
-            {m: column("test", m) for m in metrics}, {m: column("val", m) for m in metrics},
-        )
+            self.folder.append_evaluation(self.history[-1])
 
     def _config(self) -> dict[str, Any]:
         return {
@@ -422,14 +407,14 @@ def serve(
     def place(job: Job) -> Folder | None:
         return None if folder is None else Folder(folder if len(jobs) == 1 else folder / job.experiment)
 
-    works = [Rounds(job, policy, transport.sites, place(job), check) for job in jobs]
-    drive([one.work() for one in works], transport, policy.deadline)
+    experiments = [Rounds(job, policy, transport.sites, place(job), check) for job in jobs]
+    drive([one.work() for one in experiments], transport, policy.deadline)
     end = time.monotonic() + linger
     while time.monotonic() < end:
-        if any(transport.sites() - one.served for one in works):
-            drive([one.ending() for one in works], transport, policy.deadline)
+        if any(transport.sites() - one.served for one in experiments):
+            drive([one.ending() for one in experiments], transport, policy.deadline)
         time.sleep(policy.poll)
-    return works
+    return experiments
 
 
 def _count(n: Any) -> int:

@@ -29,6 +29,7 @@ from coterie.data import Federation, load
 from coterie.errors import CoterieError
 from coterie.flower import wire
 from coterie.flower.job import Job, checked_name
+from coterie.flower.scores import told
 from coterie.flower.wire import Parcel
 from coterie.options import respelled
 from coterie.running import checkpoint
@@ -181,8 +182,8 @@ class _Desk:
         )
         t = int(meta["round"])
         if kind == "introduce":
-            told = introduce(self.method, self.clients.at(t, ALONE), record)
-            return wire.answer(meta, self.site.name, told.tensors())
+            introduction = introduce(self.method, self.clients.at(t, ALONE), record)
+            return wire.answer(meta, self.site.name, introduction.tensors())
         if kind == "round":
             return self._round(meta, record, t)
         raise CoterieError(f"this site knows no task of kind '{kind}'; install the server's version of coterie.")
@@ -199,7 +200,7 @@ class _Desk:
         cohort = self.clients.at(t, ALONE)
         own = self._joined(cohort, payload) if newcomer else self._current(int(meta["merged"]), cohort, payload)
         received = payload if own.buffers is None else self.clients.receive(payload, own.buffers)
-        told: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         if "score" in do or "deploy" in do:
             cohort = cohort if newcomer else self.clients.at(t, ALONE)  # a newcomer's steps count from its arrival
             row = deploy(self.method, cohort, received, self._record(own))
@@ -207,12 +208,12 @@ class _Desk:
             if "deploy" in do:
                 self._write_model(row[0], scores, t, newcomer)
             if "score" in do:
-                told["scores"] = scores
+                facts["scores"] = scores
         sent: dict[str, Tensor] = {}
         if "local" in do:
             sent = self._train(received, own, t)
-            told |= {} if self.method.aggregator.private else {"n": self._n}
-        return wire.answer(meta, self.site.name, sent, **told)
+            facts |= {} if self.method.aggregator.private else {"n": self._n}
+        return wire.answer(meta, self.site.name, sent, **facts)
 
     def _train(self, payload: Record, own: _KeptState, t: int) -> dict[str, Tensor]:
         cohort = self.clients.at(t, ALONE)
@@ -228,13 +229,7 @@ class _Desk:
     def _scores(self, cohort: Cohort, row: Tensor) -> dict[str, Any]:
         """Loss and accuracy by stage; how many samples they were taken on."""
         sizes = self.clients.federation.sizes
-        found: dict[str, Any] = {"samples": int(sizes("test")[0]), "validated": bool(sizes("val")[0])}
-        for stage, (test, val, steps) in score_rows(cohort, row).items():
-            found[stage] = {
-                "steps": int(steps[0]), "test": {name: float(v[0]) for name, v in test.items()},
-                "val": {name: float(v[0]) for name, v in val.items()},
-            }
-        return found
+        return told(score_rows(cohort, row), int(sizes("test")[0]), bool(sizes("val")[0]))
 
     # -- the client's own state ------------------------------------------------------------------------------------
 

@@ -101,50 +101,6 @@ class Simulation(Clients):
         )
         self.server.rehearse(local(self.method, cohort, self.payload(ids), self._own(ids))[0].tensors())
 
-    def _place(self, joined: Record) -> store.Place:
-        """Where the clients' states are kept; recorded where there are any."""
-        each = sum(records.bytes_each(joined.tensors()).values())
-        if self.training.buffers == "local":
-            each += sum(entry.size for entry in self.layout.within("buffers")) * self.dtype.itemsize
-        wanted = self.training.state
-        everyone = self.training.participation == 1
-        place = store.choose(each * self.population, everyone, self.device) if wanted == "auto" else wanted
-        if each:
-            self.choices["state"] = place
-        return place
-
-    def _wave(self, models: int) -> int:
-        """How many clients are computed at once when each holds so many models; see `coterie.engine.waves`."""
-        if self.training.wave:
-            return min(self.training.wave, self.population)
-        fit = waves.fitting(self.client_bytes(models), memory.free(self.device))
-        return waves.size(fit, self.server.asked(self.population), self.population)
-
-    def client_bytes(self, models: int) -> int:
-        """What one client with so many models takes in a stack."""
-        x, training = self.engine.x, self.training
-        outputs = waves.activations(self.engine.net, self.init.row, x[:1])
-        largest = int(np.diff(self.federation.bounds, axis=1).max())
-        batch = min(training.batch, largest) if training.batch else largest
-        scored = min(self.engine.evaluation_batch, largest)
-        size = self.layout.size
-        return models * waves.slot_bytes(size, x[0].numel(), outputs, batch, scored, self.dtype.itemsize)
-
-    @property
-    def own(self) -> Record:
-        """The tables `[M, ...]` of the clients' own states, wherever they are kept."""
-        return self._own_type.of(self._states.tables)
-
-    @own.setter
-    def own(self, states: Record) -> None:
-        self._own_type = type(states)
-        self._states.replace(states.tensors())
-
-    @property
-    def buffers(self) -> Tensor | None:
-        """The clients' own buffers `[M, (K,) B]`, with buffers=local and once a client has trained."""
-        return None if self._statistics is None else self._statistics.tables["buffers"]
-
     def round(self) -> Round:
         """One communication round."""
         return alone(self.rounding())
@@ -268,21 +224,11 @@ class Simulation(Clients):
         slow = self._chance(ids, t, "straggle") < self.training.stragglers
         return np.where(slow, 0.1 + 0.9 * self._chance(ids, t, "work"), 1.0)
 
-    def _waves(self, ids: IntArray) -> list[IntArray]:
-        return waves.cut(ids, self.wave)
-
     def _first_of_round(self, t: int) -> list[IntArray]:
         """The first wave of a round, where it pays to know it in advance."""
         if not self._states.away or t >= self.training.rounds:
             return []
         return self._waves(self._answering(self.selected(t), t))[:1]
-
-    def _ahead(self, parts: Sequence[IntArray]) -> None:
-        """Bring the states of the first of these waves to the device while it computes."""
-        if len(parts):
-            self._states.ahead(parts[0])
-            if self._statistics is not None:
-                self._statistics.ahead(parts[0])
 
     def cohort(self, ids: IntArray, work: np.ndarray[Any, np.dtype[np.float64]] | None = None) -> Cohort:
         """These clients as a cohort of the current round."""
@@ -302,6 +248,57 @@ class Simulation(Clients):
             self._indices[key] = (index, n, n.double() / n.sum())
         return self._indices[key]
 
+    # -- waves -----------------------------------------------------------------------------------------------------
+
+    def _waves(self, ids: IntArray) -> list[IntArray]:
+        return waves.cut(ids, self.wave)
+
+    def _wave(self, models: int) -> int:
+        """How many clients are computed at once when each holds so many models; see `coterie.engine.waves`."""
+        if self.training.wave:
+            return min(self.training.wave, self.population)
+        fit = waves.fitting(self.client_bytes(models), memory.free(self.device))
+        return waves.size(fit, self.server.asked(self.population), self.population)
+
+    def client_bytes(self, models: int) -> int:
+        """What one client with so many models takes in a stack."""
+        x, training = self.engine.x, self.training
+        outputs = waves.activations(self.engine.net, self.init.row, x[:1])
+        largest = int(np.diff(self.federation.bounds, axis=1).max())
+        batch = min(training.batch, largest) if training.batch else largest
+        scored = min(self.engine.evaluation_batch, largest)
+        size = self.layout.size
+        return models * waves.slot_bytes(size, x[0].numel(), outputs, batch, scored, self.dtype.itemsize)
+
+    # -- what clients keep -----------------------------------------------------------------------------------------
+
+    def _place(self, joined: Record) -> store.Place:
+        """Where the clients' states are kept; recorded where there are any."""
+        each = sum(records.bytes_each(joined.tensors()).values())
+        if self.training.buffers == "local":
+            each += sum(entry.size for entry in self.layout.within("buffers")) * self.dtype.itemsize
+        wanted = self.training.state
+        everyone = self.training.participation == 1
+        place = store.choose(each * self.population, everyone, self.device) if wanted == "auto" else wanted
+        if each:
+            self.choices["state"] = place
+        return place
+
+    @property
+    def own(self) -> Record:
+        """The tables `[M, ...]` of the clients' own states, wherever they are kept."""
+        return self._own_type.of(self._states.tables)
+
+    @own.setter
+    def own(self, states: Record) -> None:
+        self._own_type = type(states)
+        self._states.replace(states.tensors())
+
+    @property
+    def buffers(self) -> Tensor | None:
+        """The clients' own buffers `[M, (K,) B]`, with buffers=local and once a client has trained."""
+        return None if self._statistics is None else self._statistics.tables["buffers"]
+
     def _own(self, ids: IntArray) -> Record:
         return self._own_type.of(self._states.take(ids))
 
@@ -313,6 +310,13 @@ class Simulation(Clients):
                 self._statistics = Store(self.population, self.device, self._states.place)
                 self._statistics.replace({"buffers": fresh.expand(self.population, *kept.shape[1:])})
             self._statistics.put(ids, {"buffers": kept})
+
+    def _ahead(self, parts: Sequence[IntArray]) -> None:
+        """Bring the states of the first of these waves to the device while it computes."""
+        if len(parts):
+            self._states.ahead(parts[0])
+            if self._statistics is not None:
+                self._statistics.ahead(parts[0])
 
     # -- what travels ----------------------------------------------------------------------------------------------
 
