@@ -304,6 +304,61 @@ def test_a_target_ends_the_round_early(tmp_path):
     assert [rounds.merged[name] for name in toy.NAMES] == [2, 2, -1, -1]
 
 
+def test_who_is_not_there_is_absent_and_who_is_not_waited_for_is_late(tmp_path, caplog):
+    """turin leaves after the admission, so nothing is sent to it: it is absent. oslo is asked and does not answer
+    before the target of two is reached: it is late, and not because the deadline of 30 s had passed."""
+    data = toy.federation()
+    line = Line(toy.sites(data, tmp_path))
+    line.sites = lambda: set(toy.NAMES) - ({"turin"} if line.messages >= 4 else set())
+    policy = replace(toy.POLICY, target=2)
+    with caplog.at_level("WARNING", "coterie.server"):
+        (rounds,), _ = toy.run(data, [toy.job(data, "fedavg", rounds=1)], tmp_path, line, policy=policy)
+    assert rounds.rounds[0]["report"]["failures"] == {"late": 1, "absent": 1}
+    assert caplog.messages[:2] == [
+        "fedavg, round 1: oslo: late enough others had answered.",
+        "fedavg, round 1: turin: absent the site was not there when the round began; it is asked when it is drawn "
+        "again.",
+    ]
+    trained = [name for name, (task,), _ in line.log if in_round(task, 0)]
+    assert trained == ["berlin", "lyon"]
+
+
+def test_a_barred_site_is_told_apart_from_an_absent_one(tmp_path, caplog):
+    class Check:
+        def __call__(self, received):
+            return {}
+
+        def barred(self):
+            return ["lyon"]
+
+    with caplog.at_level("WARNING", "coterie.server"):
+        trained(toy.federation(), tmp_path, None, check=Check(), rounds=1)
+    said = "the site is quarantined and is not asked until an operator lifts it."
+    assert caplog.messages == [f"ditto, round 1: lyon: barred {said}"]
+
+
+def test_nobody_is_left_out_of_an_admission(tmp_path):
+    """oslo's first introduction is lost: everybody is asked again and oslo is in. Where it stays silent, the run stops
+    after three attempts instead of training without it."""
+    data, lost = toy.federation(), []
+
+    def lose(times):
+        def spoil(name, task, answer):
+            if name == "oslo" and task.meta["kind"] == "introduce" and len(lost) < times:
+                lost.append(name)
+                return Failure("lost", "")
+            return None
+
+        return spoil
+
+    rounds, line, _ = trained(data, tmp_path / "once", lose(1), "fedavg")
+    assert rounds.clients == list(toy.NAMES)
+    assert sum(task.meta["kind"] == "introduce" for _, (task,), _ in line.log) == 8
+    with pytest.raises(CoterieError, match="in 3 attempts not every site that was there introduced itself"):
+        trained(data, tmp_path / "always", lose(100), "fedavg")
+    assert len(lost) == 1 + 3
+
+
 @pytest.mark.parametrize("when", ["asked", "answered"])
 def test_a_server_that_is_killed_goes_on_where_it_was(tmp_path, when):
     """Killed in round 1, when some or all sites have trained; what was not merged is trained again, to the same end."""
