@@ -17,7 +17,7 @@ class Record:
     """Base of all states and payloads: a frozen dataclass whose fields are tensors (or None where absent)."""
 
     former: ClassVar[tuple[str, ...]] = ()
-    """Names the class had in earlier versions: checkpoints name the class of the states they hold."""
+    """Names that the class had in earlier versions: a checkpoint names the class of a state."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Field name -> tensor, absent ones left out."""

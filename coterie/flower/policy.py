@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,6 @@ class Policy:
             if not getattr(self, name) > 0:
                 raise CoterieError(f"{name} must be a positive number of seconds, not {getattr(self, name)}.")
         if self.minimum > self.sites:
-            raise CoterieError(f"minimum={self.minimum} answers cannot come from {self.sites} sites.")
+            raise CoterieError(f"minimum={self.minimum} answers cannot come from {counted(self.sites, 'site')}.")
         if self.target and self.target < self.minimum:
             raise CoterieError(f"target={self.target} is below minimum={self.minimum}.")

@@ -20,8 +20,9 @@ from coterie.contract import records
 from coterie.contract.cohort import Init
 from coterie.contract.method import Uploads
 from coterie.contract.records import Record, Upload
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 from coterie.evaluation.score import Evaluation
+from coterie.evaluation.stages import PREFIX
 from coterie.flower import scores, wire
 from coterie.flower.checks import Check, Received, refused
 from coterie.flower.exchange import Answers, Ask, Exchange, Transport, drive
@@ -190,7 +191,8 @@ class Rounds:
         failures |= {name: Failure("rejected", reason) for name, reason in bad.items()}
         accepted = [name for name in clients if name in uploads and name not in bad]
         needed = self.server.needed(self.policy.minimum)
-        report: dict[str, Any] = {"skipped": f"{needed} answers are needed, {len(accepted)} came"}
+        asked_for = f"{counted(needed, 'answer')} {'is' if needed == 1 else 'are'} needed"
+        report: dict[str, Any] = {"skipped": f"{asked_for}, {len(accepted)} came"}
         if len(accepted) >= needed:
             report = self._merge(accepted, uploads, n)
         if failures:
@@ -238,7 +240,7 @@ class Rounds:
             if admitted:
                 server = self._admitted(admitted, told)  # for these answers only
                 asked = self._payloads(server, {name: {"do": do, "newcomer": True} for name in admitted})
-                yield from self._deployed(asked, "unseen_")
+                yield from self._deployed(asked, PREFIX)
         if (known or late) and self.folder is not None:
             self._save()
             self._tell("finished")
@@ -324,11 +326,11 @@ class Rounds:
             if len(found) >= count:
                 return found
             if found != seen:
-                self._tell(f"waiting for {count} sites")
+                self._tell(f"waiting for {counted(count, 'site')}")
             seen = found
             if time.monotonic() >= end:
                 raise CoterieError(
-                    f"waited {self.policy.wait:g} s for {count} sites; there are {len(found)}: "
+                    f"waited {self.policy.wait:g} s for {counted(count, 'site')}; there are {len(found)}: "
                     f"{', '.join(sorted(found)) or 'none'}."
                 )
             time.sleep(self.policy.poll)
@@ -354,7 +356,8 @@ class Rounds:
 
     def _config(self) -> dict[str, Any]:
         return {
-            "method": self.spelling, "published": self.method.published, "training": asdict(self.training),
+            "method": self.spelling, "published": self.method.printed, "by_model": self.method.by_model,
+            "training": asdict(self.training),
             "federation": {"sites": self.clients}, "clients": self.clients, "population": self.population,
             "columns": self.server.layout.size, "head": self.job.head, "choices": {}, "job": self.job.values(),
             "policy": asdict(self.policy),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from coterie.evaluation.score import Evaluation, Scores
+from coterie.evaluation.stages import SEEN
 from coterie.running.clients import Measured
 
 Told = Mapping[str, Any]
@@ -42,4 +43,4 @@ def evaluation(t: int, prefix: str, sites: Mapping[int, Told], classes: int) -> 
             {m: column("test", m) for m in metrics}, {m: column("val", m) for m in metrics},
         )
 
-    return Evaluation(t, {f"{prefix}{name}": stage(name) for name in ("served", "adapted")})
+    return Evaluation(t, {f"{prefix}{name}": stage(name) for name in SEEN})
