@@ -58,7 +58,7 @@ def as_a_stack(stack: Stack[None], simulations: list[Simulation], rounds: int, e
 
 
 def state(simulations: list[Simulation]) -> Tensor:
-    held = [t for s in simulations for t in (*s.server.tensors().values(), *s.own.tensors().values())]
+    held = [t for s in simulations for t in (*s.server.state.tensors().values(), *s.own.tensors().values())]
     return torch.cat([t.flatten().double().cpu() for t in held if t.is_floating_point()])
 
 

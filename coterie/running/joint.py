@@ -423,5 +423,5 @@ def most_clients(simulation: Simulation) -> int:
 
 def _models(simulation: Simulation) -> int:
     """Models a client works on: as many as it is sent, at least one."""
-    sent = records.bytes_each(simulation._payload(simulation.server, np.arange(1)).tensors())
+    sent = records.bytes_each(simulation.payload(np.arange(1)).tensors())
     return max(1, sum(sent.values()) // (simulation.layout.size * simulation.dtype.itemsize))

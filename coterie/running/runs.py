@@ -21,11 +21,12 @@ from coterie.evaluation.score import Evaluation
 from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import validation_score
 from coterie.options import build, respelled
-from coterie.running import checkpoint, server
+from coterie.running import checkpoint
 from coterie.running.config import Training
 from coterie.running.folder import Folder
 from coterie.running.joint import Settle, Stack, Work, alone, family, most_clients, pays
 from coterie.running.result import Result
+from coterie.running.server import Server
 from coterie.running.simulation import ModelLike, Simulation
 from coterie.running.spec import RunSpec
 
@@ -177,7 +178,7 @@ class Prepared:
                 self.reason = self.reason or one.built.simulation.choices.get("reason", "")
             else:
                 layout = Simulation.layout_of(method, self._shared.model, self._shared.head)
-                server.check(method, self._shared.federation.arrived(0), layout)
+                Server.refuse_early(method, self._shared.federation.arrived(0), layout)
 
     @property
     def spelling(self) -> str:

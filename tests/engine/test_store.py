@@ -242,7 +242,7 @@ def test_pairs_are_counted_among_a_few(tiny, monkeypatch):
     """Of 6 participants with 3 compared, the last round records the 3 x 3 cosines of the updates 0, 2 and 5."""
     monkeypatch.setattr(server, "COMPARED", 3)
     sim = tiny.simulation(data=tiny.federation(sizes=(6, 3, 1, 5, 4, 9)), rounds=1)
-    start = sim.server.row
+    start = sim.server.state.row
     moved = torch.stack([sim.row(i, adapted=True) - start for i in (0, 2, 5)])
     found = torch.tensor(sim.round().report["cosines"], dtype=torch.float64)
     unit = moved / moved.norm(dim=1, keepdim=True)
