@@ -14,6 +14,10 @@ class NoLabels(CoterieError):  # noqa: N818 (named for what it says)
     """Samples without labels, and nothing else wrong with them: a newcomer may be served all the same."""
 
 
+class Interrupted(Exception):  # noqa: N818 (not an error)
+    """ctrl-C: the round was finished and the state saved."""
+
+
 def unknown(
     kind: str, given: str, known: Iterable[str], other_words: Mapping[str, str] | None = None, listed: str = ""
 ) -> CoterieError:

@@ -11,11 +11,11 @@ import numpy as np
 
 from coterie import registry
 from coterie.advise.decision import Advice, Array, Candidate, Findings, Newcomers, Objective, decide
-from coterie.advise.shift import Clusters, clusters, shift
+from coterie.advise.shift import LabelClusters, clusters, shift
 from coterie.contract.method import Method
 from coterie.data import Federation
-from coterie.data.federation import guess
 from coterie.errors import CoterieError
+from coterie.evaluation.constant import guess
 from coterie.evaluation.score import Scores
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import summarise
@@ -40,7 +40,7 @@ LABELS_DIFFER = 0.1
 
 
 @dataclass(frozen=True)
-class Plan:
+class PilotPlan:
     """What the pilot runs."""
 
     methods: tuple[str, ...]
@@ -56,7 +56,7 @@ class Pilot:
 
     findings: Findings
     advice: Advice
-    plan: Plan
+    plan: PilotPlan
     seconds: float
 
 
@@ -92,7 +92,7 @@ def advise(
         left = budget - (time.perf_counter() - start)
         plan = _sized(chosen, methods, model, federation, head, training, left, seeds, budget)
     else:
-        plan = Plan(methods, rounds, seeds, None, None)
+        plan = PilotPlan(methods, rounds, seeds, None, None)
     data = federation if plan.samples is None else fewer(federation, plan.samples)
     every = max(1, plan.rounds // 4)
     results = runs.compare(
@@ -153,7 +153,7 @@ def _validation(scores: Sequence[Scores], federation: Federation) -> Array:
     return np.where(federation.sizes("val")[scores[0].clients] > 0, rows, np.nan)
 
 
-def _groups(model: ModelLike, federation: Federation, head: str | None, training: dict[str, Any]) -> Clusters:
+def _groups(model: ModelLike, federation: Federation, head: str | None, training: dict[str, Any]) -> LabelClusters:
     """Whether clients pull a shared model, after a few rounds of FedAvg, in a few clearly different directions."""
     simulation = Simulation(
         registry.method("fedavg"), model, federation, build(Training, {**training, "rounds": FIRST}, "training"), head
@@ -170,7 +170,7 @@ def _groups(model: ModelLike, federation: Federation, head: str | None, training
     return clusters(np.concatenate([move.double().cpu().numpy() for move in moves]))
 
 
-def _models(groups: Clusters, federation: Federation) -> int:
+def _models(groups: LabelClusters, federation: Federation) -> int:
     return min(groups.count if groups.exist else 2, federation.population)
 
 
@@ -180,7 +180,7 @@ def _models(groups: Clusters, federation: Federation) -> int:
 def _sized(
     chosen: Sequence[Method], methods: tuple[str, ...], model: ModelLike, federation: Federation, head: str | None,
     training: dict[str, Any], left: float, seeds: int, budget: float,
-) -> Plan:
+) -> PilotPlan:
     """Rounds, seeds and samples that fit into the seconds `left`."""
     start = time.perf_counter()
     samples: int | None = None
@@ -199,7 +199,7 @@ def _sized(
             rounds = int((free / tried - 5 * once) / each)
             if rounds >= LEAST_ROUNDS:
                 rounds = min(rounds, MOST_ROUNDS)
-                return Plan(methods, rounds, tried, samples, tried * (rounds * each + 5 * once))
+                return PilotPlan(methods, rounds, tried, samples, tried * (rounds * each + 5 * once))
         largest = int(data.sizes("train")[data.seen].max())
         fit = 0.8 * free / (LEAST_ROUNDS * each + 5 * once)
         samples = int(min(0.7, fit) * largest)

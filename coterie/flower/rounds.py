@@ -478,7 +478,8 @@ class Rounds:
 
     def _config(self) -> dict[str, Any]:
         return {
-            "method": self.spelling, "published": self.method.published, "training": asdict(self.training),
+            "method": self.spelling, "published": self.method.printed, "by_model": self.method.by_model,
+            "training": asdict(self.training),
             "federation": {"sites": self.clients}, "clients": self.clients, "population": self.population,
             "columns": self.layout.size, "head": self.job.head, "choices": {}, "job": self.job.values(),
             "policy": asdict(self.policy),

@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from coterie.data.federation import SPLITS, Federation
+from coterie.data import SPLITS, Federation
 from coterie.errors import counted
 from coterie.report.series import thinned
 

@@ -250,7 +250,7 @@ def _line(runs: Sequence[Result], stage: str, when: When) -> Line:
         seconds=float(np.mean([run.seconds for run in runs])),
         rounds=tuple(run.round_of(stage, when) for run in runs),
         steps=float(np.mean([one.steps.mean() for one in scores])),
-        published=runs[0].published == stage,
+        published=runs[0].printed == stage,
     )
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from coterie import churn, files, models, registry
+from coterie import files, models, registry
 from coterie.contract.method import Method
-from coterie.data import Federation, Source, load, natural, partition, published, spelled
+from coterie.data import Federation, Source, churn, load, natural, partition, published, spelled
 from coterie.errors import CoterieError, counted, unknown
 from coterie.options import build, options, parse_options
 from coterie.running.config import Training

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import coterie
-from coterie.data.federation import SPLITS, Federation
+from coterie.data import SPLITS, Federation
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.stages import SEEN, STAGES
@@ -176,9 +176,9 @@ class Folder:
             seen = [int(s.clients.max()) for e in history for stage, s in e.stages.items() if stage in SEEN]
             if arrives and max(seen, default=0) >= len(arrives):
                 raise ValueError(f"clients.csv names clients beyond the {len(arrives)} of the churn")
-            published, names = str(config.get("published", "")), tuple(map(str, config.get("clients", ())))
+            printed, names = str(config.get("published", "")), tuple(map(str, config.get("clients", ())))
         return Result(
-            method, seed, history, rounds, sum(record["seconds"] for record in rounds), published, names, self.path,
+            method, seed, history, rounds, sum(record["seconds"] for record in rounds), printed, names, self.path,
             arrives=arrives,
         )
 

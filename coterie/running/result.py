@@ -29,7 +29,7 @@ class Result:
     history: tuple[Evaluation, ...]
     rounds: tuple[dict[str, Any], ...] = ()  # one record a round: participants, bytes, the method's own numbers
     seconds: float = 0.0  # time spent training, without evaluation
-    published: str = ""  # the stage the method's paper printed, for presets that reproduce its program
+    printed: str = ""  # the stage the method's paper printed, for presets that reproduce its program
     names: tuple[str, ...] = ()  # client names, seen first
     folder: Path | None = None
     simulation: Simulation | None = field(default=None, repr=False, compare=False)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from coterie import registry
-from coterie.churn import NEVER
 from coterie.contract.method import Method
 from coterie.contract.net import PerSample
 from coterie.data import Federation
-from coterie.errors import CoterieError
+from coterie.data.churn import NEVER
+from coterie.errors import CoterieError, Interrupted
 from coterie.evaluation.score import Evaluation
 from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import validation_score
@@ -43,10 +43,6 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
-
-
-class Interrupted(Exception):  # noqa: N818 (not an error)
-    """ctrl-C: the round was finished and the state saved."""
 
 
 def run(
@@ -195,7 +191,7 @@ class _Driver:
         self._save()
         result = Result(
             self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
-            sum(r["seconds"] for r in self.rounds), simulation.method.published, simulation.federation.names,
+            sum(r["seconds"] for r in self.rounds), simulation.method.printed, simulation.federation.names,
             self.folder.path if self.folder else None, simulation, _arrivals(simulation.federation),
         )
         if self.folder is not None:
@@ -257,7 +253,8 @@ def _config(method: Method, simulation: Simulation, head: str | None) -> dict[st
     schedule = simulation.federation.schedule
     churn = {} if schedule is None else {"churn": [[a, None if b == NEVER else b] for a, b in schedule.tolist()]}
     return {
-        "method": registry.spelling(method), "published": method.published, "training": asdict(simulation.training),
+        "method": registry.spelling(method), "published": method.printed, "by_model": method.by_model,
+        "training": asdict(simulation.training),
         "federation": simulation.federation.recipe, "clients": list(simulation.federation.names),
         "population": simulation.population, "columns": simulation.layout.size, "head": head,
         "choices": simulation.choices, **churn,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import churn, memory
+from coterie import memory
 from coterie.contract import records
 from coterie.contract.algebra import between
 from coterie.contract.cohort import Cohort, Init, Local
@@ -17,7 +17,7 @@ from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
 from coterie.contract.net import PerSample
 from coterie.contract.records import Record
-from coterie.data import Federation
+from coterie.data import Federation, churn
 from coterie.engine import store, waves
 from coterie.engine.packing import IntArray
 from coterie.engine.store import Store
@@ -55,7 +55,7 @@ class Simulation(Clients):
         """`twin` is a simulation of the same family of methods: its engine serves both where the module is the same."""
         super().__init__(method, model, federation, training, head, loss, choices, twin)
         serving.check(method, self.federation.arrived(0), self.layout)
-        churn.check(self.federation, training.rounds)
+        churn.require_somebody(self.federation, training.rounds)
         self.guard = Guard.of(method, training, self.population)
         if self.guard is not None and self.federation.schedule is not None:
             raise CoterieError("the private aggregator's noise is made for a fixed population; leave out the churn.")

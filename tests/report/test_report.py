@@ -22,6 +22,7 @@ from coterie.report.data import gather
 from coterie.report.few import judged, worth
 from coterie.report.figures import figures
 from coterie.report.page import page, write
+from coterie.running.experiment import Experiment
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 
@@ -71,7 +72,7 @@ def test_convergence_is_cumulative_in_bytes_and_seconds(compared, data):
 def test_clients_have_the_samples_and_classes_of_their_federation(compared, data):
     """The same federation built again from what the run was asked for."""
     asked = json.loads((compared / "experiment.json").read_text())["experiment"]
-    federation = coterie.cli.Experiment.of(asked).federation()
+    federation = Experiment.of(asked).federation()
     for split in ("train", "val", "test"):
         assert [c[split] for c in data["clients"]] == federation.sizes(split).tolist()
     counts = sum(federation.histogram(split) for split in ("train", "val", "test"))

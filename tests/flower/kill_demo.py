@@ -1,6 +1,6 @@
 """Four sites with TLS and keys on this machine train FedFew on digits, while processes are killed.
 
-    python examples/demo_flower.py OUT
+    python tests/flower/kill_demo.py OUT
 
 The first run loses a site in round 2 and the server app in round 4, the second one the SuperLink as well, each by
 SIGKILL. Both must end. What the sites sent is inspected: nothing personal may be in it. The accuracies are shown beside

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import coterie
-from coterie import churn, cli, registry
-from coterie.data import Federation, digits, partition
+from coterie import cli, registry
+from coterie.data import Federation, churn, digits, partition
 from coterie.errors import CoterieError
 from coterie.models import model
 from coterie.report.table import by_age

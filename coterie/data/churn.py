@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from coterie import streams
-from coterie.data import Federation
+from coterie.data.federation import Federation
 from coterie.errors import CoterieError, unknown
 from coterie.options import build
 
@@ -151,7 +151,7 @@ def with_times(federation: Federation, times: Mapping[str, Times], recipe: dict[
     )
 
 
-def check(federation: Federation, rounds: int) -> None:
+def require_somebody(federation: Federation, rounds: int) -> None:
     """Raise if a round of training, or the evaluation after it, would find nobody."""
     if federation.schedule is None:
         return
