@@ -149,7 +149,7 @@ class Federation:
         names = client_names(names, len(train))
         for split, pairs in (("test", test), ("val", val)):
             if pairs is not None and len(pairs) != len(train):
-                raise CoterieError(f"{split} has {len(pairs)} clients but train has {len(train)}")
+                raise CoterieError(f"{split} has {counted(len(pairs), 'client')} but train has {len(train)}")
         x, y, sizes = stacked([train, val, test], names)
         cuts = np.concatenate([[0], sizes.ravel().cumsum()])
         pieces = [np.arange(start, stop) for start, stop in pairwise(cuts)]

@@ -72,7 +72,7 @@ def test_bad_assignments_are_refused(assignment: list[list[int]], sentence: str)
 
 
 def test_bad_splits_are_refused() -> None:
-    with pytest.raises(CoterieError, match="test has 1 clients but train has 2"):
+    with pytest.raises(CoterieError, match="test has 1 client but train has 2"):
         Federation.from_splits(marked(4, 4), marked(4))
     empty = (np.zeros((0, 2), np.float32), np.zeros(0, int))
     with pytest.raises(CoterieError, match="client 1 has no training data"):

@@ -165,7 +165,7 @@ def test_grey_images_have_one_channel_and_size_scales(tmp_path):
     for k, side in enumerate((4, 8)):
         (tmp_path / "g" / str(k)).mkdir(parents=True)
         Image.fromarray(np.full((side, side), 51, np.uint8)).save(tmp_path / "g" / str(k) / "a.png")
-    assert "1 of 2 images have another size: " in refused(tmp_path / "g")
+    assert "1 of 2 images has another size: " in refused(tmp_path / "g")
     source = load(f"{tmp_path / 'g'}:size=4")
     assert source.x.shape == (2, 1, 4, 4)
     assert torch.allclose(source.x, torch.tensor(-0.6))  # 51 / 255 = 1/5, and a flat image stays flat
@@ -186,8 +186,8 @@ def test_damaged_images_are_listed_with_their_clients(tmp_path):
     assert "2 of 12 files cannot be read (client bob: 2)" in said
     assert "bob/cat/2.png (no image)" in said
     assert "bob/dog/1.png (" in said
-    assert "1 of 12 images have another size (client ann: 1): ann/cat/0.png (9x9 instead of 5x4)" in said
-    assert "1 clients have no samples: eve" in said
+    assert "1 of 12 images has another size (client ann: 1): ann/cat/0.png (9x9 instead of 5x4)" in said
+    assert "1 client has no samples: eve" in said
     kept = load(root, skip=True)
     assert len(kept.x) == 9
     assert len(kept.notes) == 3
@@ -198,7 +198,7 @@ def test_an_index_that_names_a_missing_file(tmp_path):
     (tmp_path / "photos" / "ann" / "cat" / "0.png").unlink()
     assert "1 of 8 files cannot be read (client ann: 1): photos/ann/cat/0.png (no such file)" in refused(index)
     index.write_text("path,label,client\nx.png,cat,\n")
-    assert "1 lines of the index are incomplete: line 2 (no client)" in refused(index)
+    assert "1 line of the index is incomplete: line 2 (no client)" in refused(index)
 
 
 def test_a_class_in_the_test_split_alone_is_reported(tmp_path):
@@ -231,7 +231,7 @@ def test_a_folder_of_tables_has_a_client_a_file(tmp_path):
     (tmp_path / "h2.csv").write_bytes(b"age,ward\n\xff\xfe")
     assert "1 of 4 files cannot be read (client h2: 1): h2.csv (" in refused(tmp_path, label="outcome", ignore="site")
     (tmp_path / "h2.csv").write_text((tmp_path / "h1.csv").read_text().splitlines()[0])
-    assert "1 clients have no samples: h2" in refused(tmp_path, label="outcome", ignore="site")
+    assert "1 client has no samples: h2" in refused(tmp_path, label="outcome", ignore="site")
 
 
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
@@ -241,8 +241,8 @@ def test_missing_values_are_reported_by_column_and_client_or_filled(write, tmp_p
     path = write(tmp_path, rows)
     said = refused(path, label="outcome", client="site")
     assert "2 of 4 rows have no value in column 'age' (client north: 2)" in said
-    assert "1 of 4 rows have no value in column 'ward' (client south: 1)" in said
-    assert "samples have no label (client south: 1)" in said
+    assert "1 of 4 rows has no value in column 'ward' (client south: 1)" in said
+    assert "1 of 1 sample has no label (client south: 1)" in said
     kept = load(path, label="outcome", client="site", skip=True, fill=-1)
     assert kept.x[:, 0].tolist() == [-1, 42, -1]
     assert kept.x[1, 1:3].tolist() == [0, 0]  # no ward
@@ -298,7 +298,7 @@ def test_a_schema_makes_sites_encode_alike(tmp_path):
     assert (alone.y.tolist(), alone.classes) == ([1], ("ill", "well"))
     write_csv(tmp_path, [{**ROWS[0], "ward": "roof"}])
     said = refused(tmp_path / "patients.csv", label="outcome", ignore="site", schema=str(tmp_path / "s.json"))
-    assert "1 of 1 rows have a value in column 'ward' that the schema lacks: row 1 of patients.csv ('roof')" in said
+    assert "1 of 1 row has a value in column 'ward' that the schema lacks: row 1 of patients.csv ('roof')" in said
 
 
 def test_damaged_tables(tmp_path):
@@ -308,7 +308,7 @@ def test_damaged_tables(tmp_path):
     path.write_text("age,label\n1,0\n2\n")
     assert "patients.csv' cannot be read as a csv file: row 2 has 1 values, the header 2" in refused(path)
     path.write_text("client,age,label\n a,1,0\na ,2,1\nA,3,1\n")
-    assert "1 clients appear twice: A (also spelled 'a')" in refused(path)
+    assert "1 client appears twice: A (also spelled 'a')" in refused(path)
     path.write_text("label,note\n" + "\n".join(f"0,word {k}" for k in range(101)))
     assert "column 'note' holds neither numbers nor at most 100 different texts" in refused(path)
     whole = write_parquet(tmp_path).read_bytes()
@@ -565,10 +565,10 @@ def test_damaged_leaf(tmp_path):
     (root / "train" / "all_data_1.json").write_text(json.dumps(leaf_json(["f02"])))
     said = refused(root)
     for part in (
-        "clients have unequal numbers of samples and labels (client f00: 1): f00 (train/all_data_0.json: 3 samples, 1",
-        "1 clients have unusable samples (client f01: 1)",
+        "1 client has unequal numbers of samples and labels (client f00: 1): f00 (train/all_data_0.json: 3 samples, 1",
+        "1 client has unusable samples (client f01: 1)",
         "f02 (train/all_data_0.json: 3 instead of 9)",
-        "clients appear twice: f02 (train/all_data_0.json and train/all_data_1.json)",
+        "1 client appears twice: f02 (train/all_data_0.json and train/all_data_1.json)",
         "clients have no samples: f03 (listed in train/all_data_0.json)",
         "clients have no training samples: f00 (3 others), f01 (3 others)",
     ):
@@ -605,7 +605,7 @@ def test_damaged_pfllib(tmp_path):
     np.savez(root / "test" / "0.npz", data=np.array({"x": Evil()}, dtype=object))
     said = refused(root)
     assert "2 of 8 files cannot be read (client 1: 1, client 0: 1): train/1.npz (" in said
-    assert "clients appear twice: 2 (train/2.npz, train/02.npz)" in said
+    assert "1 client appears twice: 2 (train/2.npz, train/02.npz)" in said
     assert "clients have no training samples: 1 (3 others), 3 (3 others)" in said
 
 

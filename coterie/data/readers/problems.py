@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from coterie.errors import CoterieError, NoLabels
+from coterie.errors import CoterieError, NoLabels, counted
 
 EXAMPLES = 4
 """How many places a problem names; the others are counted."""
@@ -54,6 +55,11 @@ class Problems:
                          "out with skip=true.")
 
 
+ONE = {"have": "has", "appear": "appears", "lie": "lies", "belong": "belongs", "are": "is"}
+"""The verbs of the sentences, where one thing is counted."""
+_VERB = re.compile(rf"\b({'|'.join(ONE)})\b")
+
+
 @dataclass
 class _Kind:
     count: Counter[str]
@@ -61,8 +67,9 @@ class _Kind:
     clients: Counter[str]
 
     def sentence(self, kind: str, total: int) -> str:
-        many = self.count[kind]
-        said = f"{many} of {total} {kind}" if total >= many else f"{many} {kind}"
+        many, (what, _, rest) = self.count[kind], kind.partition(" ")
+        said = f"{many} of {counted(total, what[:-1])}" if total >= many else counted(many, what[:-1])
+        said += f" {_VERB.sub(lambda found: ONE[found[0]], rest, count=1) if many == 1 else rest}"
         if self.clients:
             said += f" ({_listed([f'client {c}: {n}' for c, n in self.clients.items()], len(self.clients))})"
         return f"{said}: {_listed(self.places, len(self.places) + self.count['more'])}" if self.places else said
