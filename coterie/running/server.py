@@ -14,10 +14,10 @@ from torch import Tensor
 from coterie import streams
 from coterie.contract import records
 from coterie.contract.algebra import between, cosines, opposing
+from coterie.contract.engine import IntArray
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
 from coterie.contract.records import Nothing, Record
-from coterie.engine.packing import IntArray
 from coterie.errors import CoterieError
 from coterie.privacy.guard import Guard, lot
 from coterie.running.config import Training

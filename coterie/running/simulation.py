@@ -12,14 +12,14 @@ from torch import Tensor
 from coterie import churn, memory
 from coterie.contract import records
 from coterie.contract.algebra import between
-from coterie.contract.cohort import Cohort, Init, Local
+from coterie.contract.cohort import Cohort, Init, LocalTraining
+from coterie.contract.engine import FloatArray, IntArray
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
 from coterie.contract.net import PerSample
 from coterie.contract.records import Record
 from coterie.data import Federation
 from coterie.engine import store, waves
-from coterie.engine.packing import IntArray
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
@@ -38,7 +38,7 @@ from coterie.running.clients import (
     score_newcomers,
 )
 from coterie.running.config import Training
-from coterie.running.joint import Call, Work, alone
+from coterie.running.joint import Call, Course, alone
 from coterie.running.server import Round
 
 __all__ = ["ModelLike", "Round", "Simulation", "device"]
@@ -51,7 +51,7 @@ class Simulation(Clients):
         self, method: Method, model: ModelLike, federation: Federation, training: Training, head: str | None = None,
         loss: PerSample | None = None, choices: dict[str, Any] | None = None, twin: Simulation | None = None,
     ) -> None:
-        """`twin` is a simulation of the same family of methods: its engine serves both where the module is the same."""
+        """`twin` is a simulation of a method kin to this one: its engine serves both where the module is the same."""
         super().__init__(method, model, federation, training, head, loss, choices, twin)
         serving.check(method, self.federation.arrived(0), self.layout)
         churn.check(self.federation, training.rounds)
@@ -97,11 +97,8 @@ class Simulation(Clients):
 
     def _rehearse(self, guard: Guard) -> None:
         """One step of one client, thrown away, shows what clients would upload before they do."""
-        ids, step = np.arange(1), Local(self.training.batch, 1, 1, self.training.lr)
-        cohort = Cohort(
-            self.engine, ids, self.init, self.training.seed, 0, step, self.federation.classes, self._histogram[ids],
-            self._names[ids], None, self.training.buffers == "server",
-        )
+        ids, step = np.arange(1), LocalTraining(self.training.batch, 1, 1, self.training.lr)
+        cohort = self.at(0, ids, local=step)
         sent = local(self.method, cohort, self._payload(self.server, ids), self._own(ids))[0].tensors()
         guard.rehearse(self.server, sent, self.layout)
         self.nobody = {name: t[:0] for name, t in sent.items()}
@@ -154,12 +151,12 @@ class Simulation(Clients):
         """One communication round."""
         return alone(self.rounding())
 
-    def rounding(self) -> Work[Round]:
+    def rounding(self) -> Course[Round]:
         """One communication round; what its clients compute is asked for by `yield`."""
         t = self.rounds_done
         selected = self.selected(t)
         answering = self._answering(selected, t)
-        work = self._straggling(answering, t)
+        pace = self._straggling(answering, t)
         report: dict[str, Any] = {}
         down: dict[str, int] = {}
         up: dict[str, int] = {}
@@ -168,7 +165,7 @@ class Simulation(Clients):
             parts = self._waves(answering)
             for number, wave in enumerate(parts):
                 place = np.searchsorted(answering, wave)
-                cohort = self.cohort(wave, None if work is None else work[place])
+                cohort = self.cohort(wave, None if pace is None else pace[place])
                 payload = self._payload(self.server, wave)
                 sent, state = yield Call(local, self.method, cohort, (payload, self._own(wave)))
                 down, up = self.traffic(payload.tensors(), "down"), self.traffic(sent.tensors(), "up")
@@ -184,7 +181,7 @@ class Simulation(Clients):
         yield from self._welcoming(np.arange(before, self.arrived))
         return Round(t, len(answering), len(selected) - len(answering), down, up, report)
 
-    def _welcoming(self, ids: IntArray) -> Work[None]:
+    def _welcoming(self, ids: IntArray) -> Course[None]:
         """Clients that arrive now are admitted and join, by the method's rule for unseen clients, and stay."""
         if len(ids):
             self.server = yield from self._admitting(self.server, ids)
@@ -196,7 +193,7 @@ class Simulation(Clients):
         """Score all stages of the current state. Server and clients stay as they are."""
         return alone(self.evaluating())
 
-    def evaluating(self) -> Work[Evaluation]:
+    def evaluating(self) -> Course[Evaluation]:
         """`evaluate`; what its clients compute is asked for by `yield`."""
         stages = yield from self._stages(self.federation.there(self.rounds_done), self.server, "")
         unseen = self.federation.unseen
@@ -268,10 +265,10 @@ class Simulation(Clients):
             return selected
         return selected[self._chance(selected, t, "dropout") >= self.training.dropouts]
 
-    def _chance(self, ids: IntArray, t: int, purpose: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def _chance(self, ids: IntArray, t: int, purpose: str) -> FloatArray:
         return serving.chance(self.training.seed, self._names[ids], t, purpose)
 
-    def _straggling(self, ids: IntArray, t: int) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    def _straggling(self, ids: IntArray, t: int) -> FloatArray | None:
         if not self.training.stragglers:
             return None
         slow = self._chance(ids, t, "straggle") < self.training.stragglers
@@ -293,9 +290,9 @@ class Simulation(Clients):
             if self._statistics is not None:
                 self._statistics.ahead(parts[0])
 
-    def cohort(self, ids: IntArray, work: np.ndarray[Any, np.dtype[np.float64]] | None = None) -> Cohort:
+    def cohort(self, ids: IntArray, pace: FloatArray | None = None) -> Cohort:
         """These clients as a cohort of the current round."""
-        return self.at(self.rounds_done, ids, work)
+        return self.at(self.rounds_done, ids, pace)
 
     def _index(self, ids: IntArray) -> Tensor:
         """Client numbers on the device."""
@@ -328,7 +325,7 @@ class Simulation(Clients):
     def _admitted(self, server: Record, ids: IntArray) -> Record:
         return alone(self._admitting(server, ids))
 
-    def _admitting(self, server: Record, ids: IntArray) -> Work[Record]:
+    def _admitting(self, server: Record, ids: IntArray) -> Course[Record]:
         hello = self.method.hello(server)
         told = []
         for wave in self._waves(ids):
@@ -348,7 +345,7 @@ class Simulation(Clients):
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
-    def _stages(self, ids: IntArray, server: Record, prefix: str) -> Work[dict[str, Scores]]:
+    def _stages(self, ids: IntArray, server: Record, prefix: str) -> Course[dict[str, Scores]]:
         found: list[dict[str, Measured]] = []
         parts = self._waves(ids)
         for number, wave in enumerate(parts):
