@@ -8,6 +8,7 @@ the fast one; whatever else implements `Engine` can stand in their place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -74,6 +75,10 @@ class Engine(Protocol):
     x: Tensor  # [samples, ...], all clients', where the engine reads them
     y: Tensor  # [samples, ...]
     evaluation_batch: int  # samples of a client that are scored at once at most
+
+    def computing(self) -> AbstractContextManager[None]:
+        """The engine's own arithmetic, for a while: the primitives set it; set it where `net` is called elsewhere."""
+        ...
 
     def sizes(self, ids: IntArray, split: Split) -> IntArray:
         """Samples of each client in a split `[C]`."""

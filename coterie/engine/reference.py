@@ -50,7 +50,7 @@ class Reference(Resident):
         identity(fn)  # refuses what the stacked engine refuses
         self.net.mode(training=False)
         found = []
-        with self.arithmetic.set(), torch.no_grad():
+        with self.computing(), torch.no_grad():
             for client, (x, y) in enumerate(self.samples(ids, split)):
                 mine = Given(**_of(given, client))
                 found += [self._sum(fn, row, x, y, mine) for row in rows[client].view(-1, self.layout.size)]
@@ -77,7 +77,7 @@ class Reference(Resident):
         copies = rows.shape[1] if rows.ndim == 3 else 1
         trained = [entry for entry in self.layout.within(part) if entry.trainable]
         out, losses = rows.reshape(-1, self.layout.size).clone(), rows.new_zeros(len(ids) * copies)
-        with self.arithmetic.set(), torch.enable_grad():
+        with self.computing(), torch.enable_grad():
             for slot, (visits,), noise, one_pass in self._slots(ids, copies, effort):
                 mine, seen = _of(given, slot // copies), []
                 rate = float(lr[slot // copies]) if isinstance(lr, Tensor) else lr
@@ -129,7 +129,7 @@ class Reference(Resident):
         identity(step)
         ends, taken = [_of(state, client) for client in range(len(ids))], np.zeros(len(ids), dtype=np.int64)
         rates = lr if isinstance(lr, Tensor) else torch.full((len(ids),), lr, dtype=self.dtype, device=self.device)
-        with self.arithmetic.set(), torch.no_grad():
+        with self.computing(), torch.no_grad():
             for client, visits, noise, one_pass in self._slots(ids, 1, effort):
                 mine = Given(**_of(given, client), lr=rates[client])
                 for number, chosen in enumerate(zip(*visits, strict=True)):  # one batch of each stream

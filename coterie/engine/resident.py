@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -34,6 +35,10 @@ class Resident:
         self.x = _placed(federation.x, device, self.dtype if floating else federation.x.dtype)
         self.y = federation.y.to(device, self.dtype if federation.y.is_floating_point() else None)
         self.bounds = federation.bounds
+
+    def computing(self) -> AbstractContextManager[None]:
+        """The engine's own arithmetic, for a while."""
+        return self.arithmetic.set()
 
     def sizes(self, ids: IntArray, split: Split) -> IntArray:
         """Samples of each client in a split `[C]`."""

@@ -68,7 +68,7 @@ class Stacked(Slots):
         program = self._program(key, build, packed)
         slots = rows.reshape(len(ids) * copies, -1)
         rate = lr.repeat_interleave(copies) if isinstance(lr, Tensor) else lr
-        with self.arithmetic.set():
+        with self.computing():
             (out,), losses = program.run({"row": slots}, _repeat(given, copies), packed, keys, rate, watch)
         return out.view(rows.shape), losses.view(rows.shape[:-1])
 
@@ -91,7 +91,7 @@ class Stacked(Slots):
         shapes = _signature(given), _signature(state), isinstance(lr, Tensor)
         key = ("loop", identity(step), effort.streams, packed.batch, *shapes)
         program = self._program(key, lambda: Custom(self, step, effort.streams), packed)
-        with self.arithmetic.set():
+        with self.computing():
             out, _ = program.run(dict(state), given, packed, keys, lr)
         return dict(zip(state, out, strict=True))
 
@@ -137,7 +137,7 @@ class Stacked(Slots):
         sums: dict[str, Tensor] = {}
         # Where nobody has a sample, one that does not count tells the shapes of the sums, which are then 0.
         index = packed.index if len(packed.index) else torch.full((1, len(flat), 1), -1, device=self.device)
-        with self.arithmetic.set(), torch.no_grad():
+        with self.computing(), torch.no_grad():
             for step, active in enumerate(packed.active() or [len(flat)]):
                 out = sum_of(flat[:active], index[step, :active], {n: t[:active] for n, t in passed.items()})
                 for name, value in out.items():
