@@ -23,7 +23,8 @@ from torch import Tensor
 from coterie import registry
 from coterie.running.config import Training
 from coterie.running.experiment import Experiment
-from coterie.running.joint import Course, Settle, Stack, alone, most_clients, step_flop
+from coterie.running.joint import Course, Settle, Stack, alone
+from coterie.running.pays import most_clients, step_flop
 from coterie.running.simulation import Simulation
 
 

@@ -23,7 +23,8 @@ from coterie.options import build, respelled
 from coterie.running import checkpoint, server
 from coterie.running.config import Training
 from coterie.running.folder import Folder
-from coterie.running.joint import Course, Settle, Stack, alone, kin, most_clients, pays
+from coterie.running.joint import Course, Settle, Stack, alone, kin
+from coterie.running.pays import most_clients, pays
 from coterie.running.result import Result
 from coterie.running.simulation import ModelLike, Simulation
 

@@ -14,18 +14,17 @@ from rich.console import Console
 from torch import nn
 
 import coterie
-from coterie import models, registry
+from coterie import registry
 from coterie.contract.records import Model, Record, Upload
 from coterie.errors import CoterieError
 from coterie.methods.fedavg import FedAvg
 from coterie.options import build
 from coterie.report.progress import Live
-from coterie.running import joint, runs
+from coterie.running import joint, pays, runs
 from coterie.running.config import Training
 from coterie.running.folder import Folder
 from coterie.running.joint import Stack, Varying, alone
 from coterie.running.saved import Saved
-from coterie.running.simulation import Simulation
 
 # -- a run in a stack is the run alone --------------------------------------------------------------------------------
 
@@ -284,41 +283,7 @@ def test_ctrl_c_in_a_joined_comparison_saves_every_run(tmp_path):
     assert all(Folder(p.parent).finished for p in (tmp_path / "cut" / "local").glob("*/config.json"))
 
 
-# -- where it pays ----------------------------------------------------------------------------------------------------
-
-
-def test_the_work_of_a_step_is_counted(tiny):
-    """linear 4 -> 3 on 4 clients, batches of 3: forward 2 * 4 * 3 FLOP a sample, backward twice that; but a weight
-    (15 with the biases) costs at least 6 a sample. Two models a client double it."""
-    one = tiny.simulation("fedavg", "linear")
-    assert joint.step_flop(one) == 4 * 3 * max(3 * 2 * 4 * 3, 6 * 15)
-    assert joint.step_flop(tiny.simulation("fedfew:models=2", "linear")) == 2 * joint.step_flop(one)
-    half = tiny.simulation("fedavg", "linear", participation=0.5)
-    assert joint.step_flop(half) == joint.step_flop(one) / 2
-
-
-def test_small_models_are_joined_and_large_ones_are_not(tiny, monkeypatch):
-    """The limit decides, and `together` decides before it; a model that is not stacked has nothing to gain."""
-    sim = tiny.simulation()
-    assert joint.pays(sim)[0]
-    monkeypatch.setitem(joint.PAYS, "cpu", joint.step_flop(sim) - 1)
-    wanted, reason = joint.pays(sim)
-    assert not wanted
-    assert "more than" in reason
-    assert joint.pays(tiny.simulation(together="on")) == (True, "together=on")
-    monkeypatch.setitem(joint.PAYS, "cpu", 1e9)
-    assert joint.pays(tiny.simulation(together="off")) == (False, "together=off")
-    assert joint.pays(tiny.simulation(engine="loop")) == (False, "the model is not stacked")
-
-
-def test_a_cnn_on_a_cpu_is_not_joined():
-    """However little there is to compute: grouped convolutions are no faster than single ones there."""
-    rng = np.random.default_rng(0)
-    data = [(rng.standard_normal((20, 1, 16, 16)).astype(np.float32), rng.integers(0, 10, 20))]
-    federation = coterie.Federation.from_clients(data)
-    simulation = Simulation(FedAvg(), models.model("cnn", (1, 16, 16), 10), federation, Training(device="cpu"))
-    assert joint.step_flop(simulation) < joint.PAYS["cpu"]
-    assert joint.pays(simulation) == (False, "convolutions on a CPU")
+# -- which runs, under which name --------------------------------------------------------------------------------------
 
 
 def test_the_former_name_of_the_option_is_still_read(tmp_path):
@@ -334,7 +299,7 @@ def test_the_former_name_of_the_option_is_still_read(tmp_path):
 
 def test_runs_beyond_the_room_wait_for_the_next_stack(tmp_path, monkeypatch):
     """Room for two runs' clients: five seeds are three stacks, of two, two and one."""
-    monkeypatch.setattr(joint, "MOST", 2 * 4)
+    monkeypatch.setattr(pays, "MOST", 2 * 4)
     compared(["fedavg"], tmp_path, together="on", seeds=5, rounds=1)
     said = [Folder(tmp_path / "fedavg" / f"seed{seed}").config()["choices"]["join"] for seed in range(5)]
     assert [text.partition(":")[0] for text in said] == [*["2 runs in one stack"] * 4, "alone"]
