@@ -26,9 +26,9 @@ from coterie.report.table import markdown_table
 
 ROOT = Path(__file__).parents[1]
 EQUATION = re.compile(r"^```equation\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
-FORMULA = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
-CELL = re.compile(r"<td([^>]*)>((?:<[^>]+>)*[-+±−]?\d[^<]{,24}(?:<[^>]+>)*)</td>")
-"""A cell that begins with a number and holds little besides: 0.912 ± 0.004, 12 %, 3 of 20."""
+LINE = re.compile(r"(?: *(\d+)  )?( *)(.*)")
+FORMULA = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>([,.;:)]*)', re.DOTALL)
+CELL = re.compile(r"<td((?: style=[^>]*)?)>(.*?)</td>", re.DOTALL)
 FROM_THE_ROOT = {"contributing.md": "CONTRIBUTING.md", "changes.md": "CHANGELOG.md"}
 
 
@@ -61,19 +61,34 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def equation_line(line: str) -> str:
-    text = line.lstrip()
-    return "&emsp;" * ((len(line) - len(text)) // 2) + catalogue.with_formulas(text)
+    """A line of an algorithm may begin with its number, and two spaces set it in by one step."""
+    number, indent, text = LINE.fullmatch(line).groups()
+    numbered = f'<span class="line">{number}</span>' if number else ""
+    return numbered + "&emsp;" * (len(indent) // 2) + catalogue.with_formulas(text)
 
 
 def on_page_content(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas are typeset, and cells that hold a number are marked, so that the style sheet keeps it in one line."""
+    """Formulas are typeset, and the cells of tables are marked as short or long for the style sheet."""
     text = re.sub(r'<p class="equation">.*?</p>', lambda found: typeset(found[0], display=True), text, flags=re.DOTALL)
-    return CELL.sub(lambda found: f'<td class="number"{found[1]}>{found[2]}</td>', typeset(text, display=False))
+    return CELL.sub(cell, typeset(text, display=False))
+
+
+def cell(found: re.Match[str]) -> str:
+    """A number, with its spread, unit or what it is of, and a word are short and stay in one line."""
+    said = html.unescape(re.sub(r"<[^>]+>", "", found[2])).strip()
+    number = re.match(r"[-+±≤≥<>]?\d", said) and not re.search(r"[^\W\d_]{4}", said)
+    kind = "short" if len(said) <= (28 if number else 12) else "long" if len(said) > 40 else ""
+    return f'<td{found[1]} class="{kind}">{found[2]}</td>' if kind else found[0]
 
 
 def typeset(text: str, display: bool) -> str:
-    """What the Markdown extension arithmatex has left as it was."""
-    return FORMULA.sub(lambda found: notation.mathml(html.unescape(found[1]).replace(r"\|", "|"), display), text)
+    """What the Markdown extension arithmatex has left as it was; the comma or stop after it stays in its line."""
+
+    def element(found: re.Match[str]) -> str:
+        formula = html.unescape(found[1]).replace(r"\|", "|")
+        return f'<span class="formula">{notation.mathml(formula, display)}{found[2]}</span>'
+
+    return FORMULA.sub(element, text)
 
 
 def palette() -> str:

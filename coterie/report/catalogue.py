@@ -238,7 +238,7 @@ def site(traffic: Callable[[type[Method]], str]) -> dict[str, str]:
     `traffic` gives the text about a method's bytes, which are measured, so they are no part of the catalogue.
     """
     pages = {
-        "methods.md": "\n\n".join(["# Methods", *_about(), *_tables("methods/{}.md")]) + "\n",
+        "methods.md": "\n\n".join(["# Methods", *map(with_formulas, _about()), *_tables("methods/{}.md")]) + "\n",
         "aggregators.md": "\n\n".join(["# Aggregators", *_plugs("aggregators/{}.md")]) + "\n",
     }
     pages |= {f"methods/{name}.md": leaf(cls, traffic(cls)) for name, cls in registry.methods().items()}

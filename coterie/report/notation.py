@@ -295,8 +295,10 @@ def _piece(nodes: Sequence[Node], place: int, display: bool) -> Piece:
 
 
 def _fenced(opening: str, inner: str) -> str:
+    """Fences are as tall as a fraction or a sum between them."""
     left, right = ("⟨", "⟩") if opening == "<" else (opening, CLOSING[opening])
-    return f'<mrow><mo form="prefix">{left}</mo>{inner}<mo form="postfix">{right}</mo></mrow>'
+    size = "" if "<mfrac>" in inner or "<munder>" in inner else ' stretchy="false"'
+    return f'<mrow><mo form="prefix"{size}>{left}</mo>{inner}<mo form="postfix"{size}>{right}</mo></mrow>'
 
 
 def _operator(nodes: Sequence[Node], place: int) -> Piece:
