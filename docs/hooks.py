@@ -57,7 +57,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """The lines of an equation become those of a paragraph of the class `equation`, with their indents."""
-    return EQUATION.sub(lambda found: "  \n".join(map(equation_line, found[1].splitlines())) + "\n{: .equation }", markdown)
+
+    def paragraph(found: re.Match[str]) -> str:
+        return "  \n".join(map(equation_line, found[1].splitlines())) + "\n{: .equation }"
+
+    return EQUATION.sub(paragraph, markdown)
 
 
 def equation_line(line: str) -> str:

@@ -33,13 +33,13 @@ SURE = {"lr", "CE", "argmin", "argmax"}
 IN_COMPANY = {"sum", "min", "max", "mean", "median", "cos", "arccos", "log", "sg", "grad", "SGD", "a", "A", "I"}
 """English words too: part of a formula where one goes on beside them."""
 CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", "<": ">"}
-PRIME, TRANSPOSED = "\N{PRIME}", "\N{DOWN TACK}"
+PRIME, TRANSPOSED, TILDE = "\N{PRIME}", "\N{DOWN TACK}", "\N{SMALL TILDE}"
 THIN = '<mspace width="0.17em"/>'
 
 TOKEN = re.compile(r"""
     (?P<code>`[^`]*`|\w+=\w[\w+]*) | (?P<space>\s+) | (?P<number>\d+(?:\.\d+)?)
-    | (?P<word>[^\W\d_]+\d*(?:[-'][^\W\d_]+)*) | (?P<script>[_^](?:-?[^\W_]+|[{(])) | (?P<op><-|->|<=|>=|!=|\+-|[-+*/=~])
-    | (?P<fence>[][(){}|<>]) | (?P<mark>'s\b|.)
+    | (?P<word>[^\W\d_]+\d*(?:[-'][^\W\d_]+)*) | (?P<script>[_^](?:-?[^\W_]+|[{(]))
+    | (?P<op><-|->|<=|>=|!=|\+-|[-+*/=~]) | (?P<fence>[][(){}|<>]) | (?P<mark>'s\b|.)
 """, re.VERBOSE | re.DOTALL)
 
 
@@ -363,7 +363,7 @@ def _name(node: Node, display: bool) -> Piece:
 def _scripts(node: Node, xml: str, display: bool) -> str:
     """A prime follows a plain letter; anything else with one is transposed."""
     if "~" in node.accents:
-        xml = f'<mover accent="true">{xml}<mo stretchy="false">~</mo></mover>'
+        xml = f'<mover accent="true">{xml}<mo stretchy="false">{TILDE}</mo></mover>'
     primes = node.accents.count("'")
     above = f"<mrow>{_row(node.above, False)}</mrow>" if node.above else ""
     if primes:
