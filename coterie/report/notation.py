@@ -8,6 +8,7 @@ The site shows the same text typeset; nothing is written twice. What the notatio
     sum_i, max_i, argmin_k       what they run over         a / b, a/b                   a fraction, when displayed
     D', U_i'                     a prime, a transpose       pi~                          a tilde above
     SGD_i(x), sqrt(C), H[k]      functions: no space before the bracket
+    x * y                        element by element; after a number, a Greek letter or an option, times
 """
 
 from __future__ import annotations
@@ -307,6 +308,8 @@ def _operator(nodes: Sequence[Node], place: int) -> Piece:
     symbol = OPERATORS.get(node.text, node.text)
     if node.text == "~" and after is not None and nodes[after].base == "argmin":
         symbol = "≈"
+    if node.text == "*" and before is not None and not _scalar(nodes[before]):
+        symbol = "⊙"
     sign = node.text in ("-", "+-") and (before is None or nodes[before].kind in ("op", "mark"))
     spaced = place > 0 and nodes[place - 1].kind == "space"
     slash = "" if node.text != "/" else "loose" if spaced else "tight"
@@ -314,6 +317,13 @@ def _operator(nodes: Sequence[Node], place: int) -> Piece:
         return Piece("factor", "<mtext>'s</mtext>")
     form = ' form="prefix"' if sign else ""
     return Piece("op" if node.text in OPERATORS else "mark", f"<mo{form}>{html.escape(symbol)}</mo>", slash=slash)
+
+
+def _scalar(node: Node) -> bool:
+    """Numbers, Greek letters (but models) and options are; what else is multiplied with a star is a vector."""
+    if node.kind == "word" and node.symbol:
+        return node.letters in GREEK and node.letters not in ("theta", "phi", "psi")
+    return node.kind == "number" or (node.kind == "word" and node.base not in IN_COMPANY)
 
 
 def _word(nodes: Sequence[Node], place: int, display: bool) -> Piece:

@@ -56,6 +56,8 @@ def made(formula: str, display: bool = True) -> str:
     ("(sigma^-2 - (2 count_sigma)^-2)^(-1/2)", "(σ^{-2}-(2count_sigma)^{-2})^{-1/2}"),
     ("|d|^2 <= c, a >= b, i != j, w +- delta g, d -> c_k", "|d|^{2}≤c,a≥b,i≠j,w±δg,d→c_{k}"),
     ("c_k in R^d", "c_{k}∈R^{d}"),
+    ("theta_i + (theta - theta_i) * W, r * z", "θ_{i}+(θ-θ_{i})⊙W,r⊙z"),
+    ("mu * V, trim * N, server_lr * g", "μ·V,trim·N,server_lr·g"),
 ])
 def test_a_formula_is_set_as_it_is_meant(formula: str, expected: str) -> None:
     """A tight slash takes a factor from either side, a loose one the product before it; a sum goes below whole."""
