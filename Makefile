@@ -15,7 +15,7 @@ demo: $(READY)
 	$(BIN)/coterie report demo
 
 demo-flower: $(READY)
-	$(BIN)/python examples/demo_flower.py demo-flower
+	$(BIN)/python tests/flower/kill_demo.py demo-flower
 
 test: $(READY) check
 	$(BIN)/python -m pytest -n 2
@@ -32,6 +32,7 @@ screenshots: demo
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 # The variable silences a notice of the theme's authors about another program.
 docs: $(READY)

@@ -23,8 +23,8 @@ import torch
 import coterie
 from coterie import models
 from coterie.data import load, natural
-from coterie.data.federation import deal
 from coterie.data.partition import generator
+from coterie.data.splits import deal
 from coterie.evaluation import intervals
 from coterie.options import parse_options
 from coterie.running.saved import Saved

@@ -5,22 +5,58 @@
     federation = coterie.Federation.from_clients(clients)           # a list of (x, y), one pair a client
     result = coterie.run("fedfew:models=3", model, federation, rounds=50, lr=0.05)
     result.model_for(0)                                             # an nn.Module for client 0
+
+A name is imported when it is first used: a process that wants the version alone does not wait for PyTorch.
 """
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING
 
-from coterie.contract.cohort import Cohort, Init
-from coterie.contract.layout import Layout
-from coterie.contract.method import Method, Uploads, pick
-from coterie.contract.net import Batch, Given, Net
-from coterie.contract.records import Each, Model, Models, Nothing, Record, Upload
-from coterie.data import Federation
-from coterie.errors import CoterieError
-from coterie.running.config import Training
-from coterie.running.result import Result
-from coterie.running.runs import compare, run
+__version__ = "0.1.0"
 
 __all__ = [
     "Batch", "Cohort", "CoterieError", "Each", "Federation", "Given", "Init", "Layout", "Method", "Model", "Models",
     "Net", "Nothing", "Record", "Result", "Training", "Upload", "Uploads", "compare", "pick", "run",
 ]
+
+if TYPE_CHECKING:  # what `_PLACES` says, for readers that do not run the code
+    from coterie.contract.cohort import Cohort, Init
+    from coterie.contract.layout import Layout
+    from coterie.contract.method import Method, Uploads, pick
+    from coterie.contract.net import Batch, Given, Net
+    from coterie.contract.records import Each, Model, Models, Nothing, Record, Upload
+    from coterie.data import Federation
+    from coterie.errors import CoterieError
+    from coterie.running.config import Training
+    from coterie.running.result import Result
+    from coterie.running.runs import compare, run
+else:
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    _PLACES = {
+        "coterie.contract.cohort": ("Cohort", "Init"),
+        "coterie.contract.layout": ("Layout",),
+        "coterie.contract.method": ("Method", "Uploads", "pick"),
+        "coterie.contract.net": ("Batch", "Given", "Net"),
+        "coterie.contract.records": ("Each", "Model", "Models", "Nothing", "Record", "Upload"),
+        "coterie.data": ("Federation",),
+        "coterie.errors": ("CoterieError",),
+        "coterie.running.config": ("Training",),
+        "coterie.running.result": ("Result",),
+        "coterie.running.runs": ("compare", "run"),
+    }
+    _PLACE = {name: place for place, names in _PLACES.items() for name in names}
+
+    def __getattr__(name):
+        """A public name, or a part of the package (`coterie.data.digits()` needs no import of its own)."""
+        if name in _PLACE:
+            found = getattr(import_module(_PLACE[name]), name)
+        elif not name.startswith("_") and find_spec(f"coterie.{name}"):
+            found = import_module(f"coterie.{name}")
+        else:
+            raise AttributeError(f"module 'coterie' has no attribute '{name}'")
+        globals()[name] = found  # from now on without this function
+        return found
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

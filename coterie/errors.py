@@ -1,4 +1,4 @@
-"""Errors are sentences for the person who made the mistake."""
+"""Errors are sentences for the person who made the mistake; counts and names in them read as people write them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ class NoLabels(CoterieError):  # noqa: N818 (named for what it says)
     """Samples without labels, and nothing else wrong with them: a newcomer may be served all the same."""
 
 
+class Interrupted(Exception):  # noqa: N818 (not an error)
+    """ctrl-C: the round was finished and the state saved."""
+
+
 def unknown(
     kind: str, given: str, known: Iterable[str], other_words: Mapping[str, str] | None = None, listed: str = ""
 ) -> CoterieError:
@@ -27,3 +31,8 @@ def unknown(
     near = [meant] if meant in names else get_close_matches(given.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else "" if listed else f"known: {', '.join(names)}."
     return CoterieError(f"unknown {kind} '{given}'; {' '.join(filter(None, (hint, listed)))}")
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A count with its noun: `1 round`, `2 rounds`, `0 rounds`; `plural` where it is not made with an s."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"

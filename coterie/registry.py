@@ -103,11 +103,11 @@ def spelling(chosen: Method) -> str:
 
 def _spelled(name: str, value: Any) -> str:
     """`name:preset,option=value`, from whichever of the default and the presets leaves the least to say."""
-    plain = [f.name for f in fields(value) if f.name not in ("aggregator", "published")]
+    plain = [f.name for f in fields(value) if f.name not in ("aggregator", "printed")]
     ways = []
     for preset in ("", *getattr(value, "presets", ())):
         base = getattr(type(value), preset)() if preset else type(value)()
-        if getattr(base, "published", "") == getattr(value, "published", ""):  # a preset's mark is no option
+        if getattr(base, "printed", "") == getattr(value, "printed", ""):  # a preset's mark is no option
             mine = {n: getattr(value, n) for n in plain if getattr(value, n) != getattr(base, n)}
             different = [f"{n}={spelled(v)}" for n, v in mine.items()]
             ways.append([preset, *different] if preset else different)

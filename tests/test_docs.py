@@ -39,7 +39,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 LANGUAGES = ("python", "console", "toml", "text", "equation")
 NOT_RUN = 25
 """How many blocks have a reason not to run; whoever adds one raises it on purpose."""
-COMMANDS = typer.main.get_command(app).commands
+GROUP = typer.main.get_command(app)
+COMMANDS = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
 
 
 @dataclass

@@ -14,6 +14,7 @@ from coterie.advise import report
 from coterie.advise.decision import WEIGHT, Newcomers, Objective
 from coterie.advise.pilot import Pilot, advise
 from coterie.data import Federation
+from coterie.errors import Interrupted
 from coterie.options import convert
 from coterie.running import runs
 from coterie.running.experiment import Experiment, check_clients
@@ -42,7 +43,7 @@ def run(
             experiment.factory(federation), federation, newcomers=often, objective=goal, budget=budget, rounds=rounds,
             seeds=seeds, head=experiment.head, tell=tell, watch=watch, **training,
         )
-    except runs.Interrupted:
+    except Interrupted:
         raise KeyboardInterrupt from None  # there is nothing to resume
     own = federation.recipe["partition"] == "natural"
     return pilot, report.command(pilot, experiment, settings, own)

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coterie.advise.shift import Clusters, Shift
+from coterie.advise.shift import LabelClusters, Shift
 from coterie.errors import CoterieError
+from coterie.evaluation.stages import ADAPTED
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Newcomers = Literal["none", "some", "often"]
@@ -42,7 +43,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        return f"{self.method} + fine-tune" if self.stage == "adapted" else self.method
+        return f"{self.method} + fine-tune" if self.stage == ADAPTED else self.method
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Findings:
 
     candidates: tuple[Candidate, ...]
     shift: Shift
-    clusters: Clusters
+    clusters: LabelClusters
     clients: int
     newcomers_held_out: int
     samples: tuple[int, int]  # training samples of a client: the least and the median

@@ -11,12 +11,13 @@ import numpy as np
 
 from coterie import registry
 from coterie.advise.decision import Advice, Array, Candidate, Findings, Newcomers, Objective, decide
-from coterie.advise.shift import Clusters, clusters, shift
+from coterie.advise.shift import LabelClusters, clusters, shift
 from coterie.contract.method import Method
 from coterie.data import Federation
-from coterie.data.federation import guess
 from coterie.errors import CoterieError
+from coterie.evaluation.constant import guess
 from coterie.evaluation.score import Scores
+from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import summarise
 from coterie.options import build
 from coterie.running import runs
@@ -39,7 +40,7 @@ LABELS_DIFFER = 0.1
 
 
 @dataclass(frozen=True)
-class Plan:
+class PilotPlan:
     """What the pilot runs."""
 
     methods: tuple[str, ...]
@@ -55,7 +56,7 @@ class Pilot:
 
     findings: Findings
     advice: Advice
-    plan: Plan
+    plan: PilotPlan
     seconds: float
 
 
@@ -91,7 +92,7 @@ def advise(
         left = budget - (time.perf_counter() - start)
         plan = _sized(chosen, methods, model, federation, head, training, left, seeds, budget)
     else:
-        plan = Plan(methods, rounds, seeds, None, None)
+        plan = PilotPlan(methods, rounds, seeds, None, None)
     data = federation if plan.samples is None else fewer(federation, plan.samples)
     every = max(1, plan.rounds // 4)
     results = runs.compare(
@@ -101,7 +102,7 @@ def advise(
     sizes = federation.sizes("train")[federation.seen]
     found = Findings(
         candidates(results, data), measured, groups, data.population, len(data.unseen),
-        (int(sizes.min()), int(np.median(sizes))), results[0].at("served").metric, newcomers, objective, constant(data),
+        (int(sizes.min()), int(np.median(sizes))), results[0].at(SERVED).metric, newcomers, objective, constant(data),
         int(np.median(federation.sizes("val")[federation.seen])),
     )
     return Pilot(found, decide(found), plan, time.perf_counter() - start)
@@ -123,8 +124,8 @@ def candidates(results: Sequence[Result], federation: Federation) -> tuple[Candi
     return tuple(
         _candidate(group, stage, federation)
         for spelling, group in by_method.items()
-        for stage in ("served", "adapted")
-        if not (stage == "adapted" and spelling == "local")  # Local goes on training anyway
+        for stage in SEEN
+        if not (stage == ADAPTED and spelling == "local")  # Local goes on training anyway
     )
 
 
@@ -133,10 +134,10 @@ def _candidate(group: Sequence[Result], stage: str, federation: Federation) -> C
     name = spelling.partition(":")[0]
     family = FAMILIES["confree" if "confree" in name else name]
     seen = [run.at(stage) for run in group]
-    new = [run.at(f"unseen_{stage}") for run in group] if len(federation.unseen) else []
+    new = [run.at(unseen(stage)) for run in group] if len(federation.unseen) else []
     found = [summarise(scores) for scores in seen]
     return Candidate(
-        method=spelling, stage=stage, family="fine-tuning" if stage == "adapted" and family == "shared" else family,
+        method=spelling, stage=stage, family="fine-tuning" if stage == ADAPTED and family == "shared" else family,
         seen=_validation(seen, federation),
         new=_validation(new, federation) if new else np.zeros((len(group), 0)),
         test=float(np.mean([one.mean for one in found])), worst=float(np.mean([one.worst for one in found])),
@@ -152,7 +153,7 @@ def _validation(scores: Sequence[Scores], federation: Federation) -> Array:
     return np.where(federation.sizes("val")[scores[0].clients] > 0, rows, np.nan)
 
 
-def _groups(model: ModelLike, federation: Federation, head: str | None, training: dict[str, Any]) -> Clusters:
+def _groups(model: ModelLike, federation: Federation, head: str | None, training: dict[str, Any]) -> LabelClusters:
     """Whether clients pull a shared model, after a few rounds of FedAvg, in a few clearly different directions."""
     simulation = Simulation(
         registry.method("fedavg"), model, federation, build(Training, {**training, "rounds": FIRST}, "training"), head
@@ -169,7 +170,7 @@ def _groups(model: ModelLike, federation: Federation, head: str | None, training
     return clusters(np.concatenate([move.double().cpu().numpy() for move in moves]))
 
 
-def _models(groups: Clusters, federation: Federation) -> int:
+def _models(groups: LabelClusters, federation: Federation) -> int:
     return min(groups.count if groups.exist else 2, federation.population)
 
 
@@ -179,7 +180,7 @@ def _models(groups: Clusters, federation: Federation) -> int:
 def _sized(
     chosen: Sequence[Method], methods: tuple[str, ...], model: ModelLike, federation: Federation, head: str | None,
     training: dict[str, Any], left: float, seeds: int, budget: float,
-) -> Plan:
+) -> PilotPlan:
     """Rounds, seeds and samples that fit into the seconds `left`."""
     start = time.perf_counter()
     samples: int | None = None
@@ -198,7 +199,7 @@ def _sized(
             rounds = int((free / tried - 5 * once) / each)
             if rounds >= LEAST_ROUNDS:
                 rounds = min(rounds, MOST_ROUNDS)
-                return Plan(methods, rounds, tried, samples, tried * (rounds * each + 5 * once))
+                return PilotPlan(methods, rounds, tried, samples, tried * (rounds * each + 5 * once))
         largest = int(data.sizes("train")[data.seen].max())
         fit = 0.8 * free / (LEAST_ROUNDS * each + 5 * once)
         samples = int(min(0.7, fit) * largest)

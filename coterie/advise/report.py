@@ -15,7 +15,8 @@ from rich.table import Table
 
 from coterie.advise.decision import WEIGHT, Candidate, Standing, mean_seen
 from coterie.advise.pilot import Pilot
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
+from coterie.evaluation.stages import ADAPTED
 from coterie.report.table import human_bytes, human_seconds, markdown_table
 from coterie.running.experiment import Experiment
 
@@ -71,8 +72,8 @@ def _scored(pilot: Pilot) -> list[str]:
         ahead, noise = _points(pilot, chosen.behind), _points(pilot, chosen.error)
         return [
             f"It scored {_value(pilot, chosen.value)} on validation data ({goal}).",
-            f"{best.candidate.label} scored {ahead} more, but with {found.clients} clients and {_seeds(pilot)} that is "
-            f"within noise (± {noise}), and {chosen.candidate.label} is simpler.",
+            f"{best.candidate.label} scored {ahead} more, but with {counted(found.clients, 'client')} and "
+            f"{_seeds(pilot)} that is within noise (± {noise}), and {chosen.candidate.label} is simpler.",
         ]
     said = [f"It scored best on validation data: {_value(pilot, chosen.value)} ({goal})."]
     close = [s for s in advice.standings if s.close and s.candidate.family != advice.family]
@@ -121,7 +122,7 @@ def _alone(pilot: Pilot) -> list[str]:
             "as good": f"Learning alone and learning from others are equally good ({numbers}).",
             "enough": f"Clients have enough data to learn alone ({numbers}).",
         }[pilot.advice.local],
-        f"The median client has {median} training samples{validated}, the smallest {least}{used}.",
+        f"The median client has {counted(median, 'training sample')}{validated}, the smallest {least}{used}.",
     ]
 
 
@@ -143,7 +144,7 @@ def _new(pilot: Pilot) -> list[str]:
         return ["No client was held out, so what a new client gets was not measured."]
     chosen = advice.chosen.candidate
     said = [f"A new client gets {_value(pilot, chosen.new_test)} from {chosen.label} on arrival, those that trained "
-            f"get {_value(pilot, chosen.test)} (test data, {found.newcomers_held_out} clients held out)."]
+            f"get {_value(pilot, chosen.test)} (test data, {counted(found.newcomers_held_out, 'client')} held out)."]
     if advice.for_newcomers is not None:
         rival = advice.for_newcomers.candidate
         said.append(f"{rival.label} is better for new clients, by more than noise ({_value(pilot, rival.new_test)}).")
@@ -161,13 +162,13 @@ def _cost(pilot: Pilot) -> str:
 
 def _limits(pilot: Pilot) -> list[str]:
     plan = pilot.plan
-    length = f"{plan.rounds} rounds, {_seeds(pilot)}, {human_seconds(pilot.seconds)}"
+    length = f"{counted(plan.rounds, 'round')}, {_seeds(pilot)}, {human_seconds(pilot.seconds)}"
     said = [f"The pilot was short ({length}){'; the command below decides' if pilot.advice.learned else ''}."]
     return said if plan.seeds > 1 else [*said, "With one seed, the noise is that between clients only."]
 
 
 def _seeds(pilot: Pilot) -> str:
-    return f"{pilot.plan.seeds} seed{'s' if pilot.plan.seeds > 1 else ''}"
+    return counted(pilot.plan.seeds, "seed")
 
 
 def _names(standings: list[Standing]) -> str:
@@ -260,7 +261,7 @@ def names(pilot: Pilot) -> list[str]:
         if _spelled(one) != one.method:
             said.append(f"`{_spelled(one)}` is FedAvg + fine-tune: one shared model that each client trains a little "
                         "before it uses it.")
-        elif one.stage == "adapted":
+        elif one.stage == ADAPTED:
             said.append(f"{one.label} is `{one.method}` in the block `adapted` of the table that the command prints.")
     return said
 

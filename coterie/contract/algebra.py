@@ -135,7 +135,7 @@ def _tree(apart: Tensor, how: str) -> Any:
 
 
 def _cut(tree: Any, at: float, criterion: str) -> Any:
-    from scipy.cluster.hierarchy import fcluster
+    from scipy.cluster.hierarchy import fcluster  # as above
 
     return fcluster(tree, at, criterion)
 

@@ -14,7 +14,7 @@ from coterie.errors import CoterieError
 
 
 def with_head(module: nn.Module, build: Callable[[nn.Linear], nn.Module], inner: str, name: str) -> nn.Module:
-    """A copy of the module with `build(head)` for a head; the submodules `inner` ('x+y') of it are parts.
+    """A copy of the module with `build(head)` for a head; `inner` ('x+y'), submodules or parameters of it, are parts.
 
     If one of them is `head`, that one is the head, and what lies before it belongs to the body.
     """

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.contract.aggregator import Aggregator
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
 from coterie.contract.mean import Mean
-from coterie.contract.records import Each, Model, Models, Nothing, Record, Upload
+from coterie.contract.records import Model, Models, Nothing, Record, Upload
 from coterie.errors import CoterieError
 
 
@@ -71,7 +70,7 @@ class Method:
     """How the server averages what clients send; chosen behind a plus, as in `fedavg+confree`."""
     validation: bool = field(default=True, kw_only=True)
     """Whether clients keep a validation split; released programs do not."""
-    published: str = field(default="", kw_only=True)
+    printed: str = field(default="", kw_only=True)
     """The stage that the paper's table printed, named by presets that reproduce its program."""
 
     name: ClassVar[str]
@@ -88,6 +87,8 @@ class Method:
     """The spelling of a variant that uploads updates alone, where the method itself uploads more."""
     presets: ClassVar[tuple[str, ...]] = ()
     """Class methods that build a named variant, e.g. `official`: the program its authors released."""
+    by_model: ClassVar[str] = ""
+    """The name under which `report` says how much each of the few models was used in the round, `[K]`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -155,21 +156,24 @@ class Method:
     def fallback(self, server: Any, init: Init, report: Mapping[str, Any]) -> Tensor:
         """The row `[D]` of a newcomer that brings no labels, so that nothing can be chosen or trained for it.
 
-        It is the shared model; of several the one that most clients use, by their clusters or by the numbers of the
-        last round's `report`; of a table of clients' models the mean; the initial row where nothing is shared.
+        By default it is the server's whole model, the first of several. `report` are the last round's numbers.
         """
-        held: dict[str, Tensor] = server.tensors()
-        if "row" in held or "rows" not in held:
-            return held.get("row", init.row)
-        rows = held["rows"]  # [K, D]
-        if "cluster" in held:
-            return rows[torch.bincount(held["cluster"], minlength=len(rows)).argmax()]
-        for name, numbers in report.items():
-            if name in ("alpha", "clients"):  # of participants, not of models
-                continue
-            if isinstance(numbers, list) and len(numbers) == len(rows) and not isinstance(numbers[0], list):
-                return rows[int(torch.tensor(numbers).argmax())]
-        return rows.mean(0) if isinstance(self, Personal) else rows[0]
+        rows = self.whole(server, init.layout)
+        if rows is None:
+            raise CoterieError(
+                f"{self.name} does not say what a newcomer without labels gets: its server keeps no whole model (a "
+                "Model or Models), so it has to write `fallback`."
+            )
+        return rows[0]
+
+    def whole(self, server: Any, layout: Layout) -> Tensor | None:
+        """The whole models that the server keeps, `[K, D]`, by its state's type; None where it keeps parts, or none."""
+        rows = server.row[None] if isinstance(server, Model) else server.rows if isinstance(server, Models) else None
+        return rows if rows is not None and rows.shape[1] == layout.size else None
+
+    def clusters(self, server: Any) -> Tensor | None:
+        """The cluster of every client `[M]`, where each is in one; the few models are theirs, in the same order."""
+        return None
 
     def few(self, server: Any) -> Tensor | None:
         """The few models `[K, D]` that clients choose from or mix, where the method has such; read by the report."""
@@ -201,67 +205,7 @@ class Method:
         return torch.stack(moved)
 
 
-# -- shapes that several methods have ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FewModels(Method):
-    """Methods with K = `models` server models, which start from independent draws: equal ones would stay alike."""
-
-    models: int = 3
-    """How many models the server keeps, K."""
-
-    family = "few models"
-    shared = "K models"
-
-    def check(self, population: int, layout: Layout) -> None:
-        if not 1 <= self.models <= population:
-            raise CoterieError(f"{self.name} with {self.models} models needs as many clients; there are {population}.")
-
-    def start(self, init: Init) -> Record:
-        return Models(init.rows(self.models))
-
-    def few(self, server: Any) -> Tensor | None:
-        rows: Tensor = server.rows
-        return rows
-
-
-@dataclass(frozen=True)
-class Clustered(Method):
-    """Methods whose server has a model per cluster, `rows [K, D]`, and knows the `cluster [M]` of every client."""
-
-    family = "few models"
-    shared = "a model per cluster"
-
-    def send(self, server: Any, ids: Tensor) -> Record:
-        return Model(Each(server.rows[server.cluster[ids]]))  # type: ignore[arg-type]
-
-    def report(self, server: Any, up: Uploads) -> dict[str, Tensor]:
-        return {"clients_per_model": torch.bincount(server.cluster, minlength=len(server.rows))}
-
-    def few(self, server: Any) -> Tensor | None:
-        rows: Tensor = server.rows
-        return rows
-
-    def uses(self, server: Any, up: Uploads) -> dict[str, Tensor]:
-        return {"w": F.one_hot(server.cluster[up.ids], len(server.rows))}
-
-
-@dataclass(frozen=True)
-class Personal(Method):
-    """Methods in which every client uses a model of its own, `mine.row [C, D]`, at first the initial one."""
-
-    keeps = "its model"
-
-    def join(self, cohort: Cohort, payload: Any) -> Record:
-        return Model(cohort.assemble({}))
-
-    def deploy(self, cohort: Cohort, payload: Any, mine: Any) -> Tensor:
-        row: Tensor = mine.row
-        return row
-
-
-# -- words for what the server does ------------------------------------------------------------------------------------
+# -- words on rows and tables ------------------------------------------------------------------------------------------
 
 
 def aggregate(

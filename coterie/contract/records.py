@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from coterie.errors import CoterieError
 @dataclass(frozen=True)
 class Record:
     """Base of all states and payloads: a frozen dataclass whose fields are tensors (or None where absent)."""
+
+    former: ClassVar[tuple[str, ...]] = ()
+    """Names that the class had in earlier versions: a checkpoint names the class of a state."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Field name -> tensor, absent ones left out."""

@@ -1,6 +1,6 @@
 """Data sources, partitions and the federation they make."""
 
-from coterie.data.federation import SPLITS, Federation, label_distance
+from coterie.data.federation import Federation
 from coterie.data.partition import (
     PARTITIONS,
     dirichlet,
@@ -13,6 +13,8 @@ from coterie.data.partition import (
     rotated_groups,
 )
 from coterie.data.sources import READERS, SOURCES, Source, digits, load, npz, spelled, textbook_clients
+from coterie.data.splits import SPLITS
+from coterie.data.summary import label_distance
 
 __all__ = [
     "PARTITIONS",

@@ -82,14 +82,7 @@ def dirichlet(
     pools = _class_pools(y)
     tries = _patience(tries, clients, len(pools))
     everyone = np.ones((len(pools), clients), dtype=bool)
-    smallest = 0
-    for _ in range(tries):
-        counts = _dirichlet_counts([len(p) for p in pools], everyone, alpha, rng)
-        least = int(counts.sum(axis=0).min())
-        if least >= minimum:
-            return _deal([rng.permutation(p) for p in pools], counts)
-        smallest = max(smallest, least)
-    raise _out_of_tries(tries, smallest, minimum, f"raise alpha ({alpha})")
+    return _redrawn(pools, lambda: everyone, alpha, minimum, tries, rng, f"raise alpha ({alpha})")
 
 
 def extended_dirichlet(
@@ -121,15 +114,12 @@ def extended_dirichlet(
         minimum = min(10, _usual_minimum(len(y), clients))
     _require_feasible(minimum, clients, len(y))
     rng = generator(seed, "extended_dirichlet")
-    smallest = 0
-    for _ in range(tries):
-        owners = _draw_owners(len(pools), clients, classes_per_client, rng)
-        counts = _dirichlet_counts([len(p) for p in pools], owners, alpha, rng)
-        least = int(counts.sum(axis=0).min())
-        if least >= minimum:
-            return _deal([rng.permutation(p) for p in pools], counts)
-        smallest = max(smallest, least)
-    raise _out_of_tries(tries, smallest, minimum, f"raise alpha ({alpha}) or classes_per_client ({classes_per_client})")
+    advice = f"raise alpha ({alpha}) or classes_per_client ({classes_per_client})"
+
+    def owners() -> NDArray[np.bool_]:
+        return _draw_owners(len(pools), clients, classes_per_client, rng)
+
+    return _redrawn(pools, owners, alpha, minimum, tries, rng, advice)
 
 
 def natural(client_ids: ArrayLike, minimum: int = 1) -> tuple[Assignment, tuple[str, ...]]:
@@ -259,6 +249,24 @@ def _dirichlet_counts(
     return counts
 
 
+def _redrawn(
+    pools: list[Ints], owners: Callable[[], NDArray[np.bool_]], alpha: float, minimum: int, tries: int,
+    rng: np.random.Generator, advice: str,
+) -> Assignment:
+    """Draw who owns which class and how much of it, [classes, clients], until every client has `minimum` samples."""
+    smallest = 0
+    for _ in range(tries):
+        counts = _dirichlet_counts([len(p) for p in pools], owners(), alpha, rng)
+        least = int(counts.sum(axis=0).min())
+        if least >= minimum:
+            return _deal([rng.permutation(p) for p in pools], counts)
+        smallest = max(smallest, least)
+    raise CoterieError(
+        f"after {tries} tries the smallest client still had {smallest} of the minimum {minimum} samples: {advice}, "
+        "lower minimum or use fewer clients"
+    )
+
+
 def _draw_owners(
     classes: int, clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
@@ -328,10 +336,3 @@ def _require_samples(sizes: Ints) -> None:
             f"client {int(sizes.argmin())} would get no samples because a class is too small for the clients that "
             "share it; use fewer clients"
         )
-
-
-def _out_of_tries(tries: int, smallest: int, minimum: int, advice: str) -> CoterieError:
-    return CoterieError(
-        f"after {tries} tries the smallest client still had {smallest} of the minimum {minimum} samples: {advice}, "
-        "lower minimum or use fewer clients"
-    )

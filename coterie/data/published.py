@@ -34,7 +34,7 @@ ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedSet:
     """A set by the function that reads it: `read(folder, **options)`, where `folder` holds the expected `files`."""
 
     read: Callable[..., Source]
@@ -337,32 +337,37 @@ def femnist_by_class(folder: Path, writers: int = 20, per: int = 500, seed: int 
 
 _IDX = ("{}-images-idx3-ubyte", "{}-labels-idx1-ubyte")
 
-SETS: dict[str, Published] = {
-    "cifar10": Published(
+SETS: dict[str, PublishedSet] = {
+    "cifar10": PublishedSet(
         cifar10, ("cifar-10-batches-bin", "cifar-10-batches-py"),
         ("data_batch_1.bin|data_batch_1", "data_batch_5.bin|data_batch_5", "test_batch.bin|test_batch"),
         "https://www.cs.toronto.edu/~kriz/cifar.html"),
-    "cifar100": Published(
+    "cifar100": PublishedSet(
         cifar100, ("cifar-100-binary", "cifar-100-python"), ("train.bin|train", "test.bin|test"),
         "https://www.cs.toronto.edu/~kriz/cifar.html"),
-    "tinyimagenet": Published(tinyimagenet, ("tiny-imagenet-200",), ("train", "val/images", "val/val_annotations.txt"),
-                              "http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
-    "agnews": Published(agnews, ("ag_news_csv", "agnews"), ("train.csv", "test.csv"),
-                        "the authors of Character-level convolutional networks (ag_news_csv.tar.gz)"),
-    "femnist": Published(femnist, ("femnist/data/all_data", "femnist"), ("*.json",),
-                         "https://github.com/TalwalkarLab/leaf, whose preprocess.sh makes data/all_data/*.json"),
-    "femnist-by-class": Published(
+    "tinyimagenet": PublishedSet(
+        tinyimagenet, ("tiny-imagenet-200",), ("train", "val/images", "val/val_annotations.txt"),
+        "http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
+    "agnews": PublishedSet(
+        agnews, ("ag_news_csv", "agnews"), ("train.csv", "test.csv"),
+        "the authors of Character-level convolutional networks (ag_news_csv.tar.gz)"),
+    "femnist": PublishedSet(
+        femnist, ("femnist/data/all_data", "femnist"), ("*.json",),
+        "https://github.com/TalwalkarLab/leaf, whose preprocess.sh makes data/all_data/*.json"),
+    "femnist-by-class": PublishedSet(
         femnist_by_class, ("emnist", "gzip"),
         tuple(f.format(f"emnist-byclass-{k}") for k in ("train", "test") for f in _IDX),
         "https://www.nist.gov/itl/products-and-services/emnist-dataset (gzip.zip)"),
-    "mnist": Published(mnist, ("mnist", "MNIST/raw"), tuple(f.format(k) for k in ("train", "t10k") for f in _IDX),
-                       "http://yann.lecun.com/exdb/mnist or its mirrors"),
-    "kvasir": Published(kvasir, ("kvasir-dataset-v2",), ("*/*.jpg",),
-                        "https://datasets.simula.no/kvasir (kvasir-dataset-v2.zip)"),
-    "fedisic2019": Published(
+    "mnist": PublishedSet(
+        mnist, ("mnist", "MNIST/raw"), tuple(f.format(k) for k in ("train", "t10k") for f in _IDX),
+        "http://yann.lecun.com/exdb/mnist or its mirrors"),
+    "kvasir": PublishedSet(
+        kvasir, ("kvasir-dataset-v2",), ("*/*.jpg",), "https://datasets.simula.no/kvasir (kvasir-dataset-v2.zip)"),
+    "fedisic2019": PublishedSet(
         fedisic2019, ("fed_isic2019", "isic2019"), ("ISIC_2019_Training_Input*",),
         "https://challenge.isic-archive.com/data/#2019, with the table of centres (train_test_split) of "
         "https://github.com/owkin/FLamby or the metadata of ISIC 2019 and HAM10000"),
-    "flowers102": Published(flowers102, ("flowers-102", "102flowers"), ("jpg", "imagelabels.mat", "setid.mat"),
-                            "https://www.robots.ox.ac.uk/~vgg/data/flowers/102"),
+    "flowers102": PublishedSet(
+        flowers102, ("flowers-102", "102flowers"), ("jpg", "imagelabels.mat", "setid.mat"),
+        "https://www.robots.ox.ac.uk/~vgg/data/flowers/102"),
 }

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.data.readers import READERS, Source, npz, read, spelled
+from coterie.data.readers import READERS, Source, read, spelled
+from coterie.data.readers.npz import npz
 from coterie.errors import CoterieError, unknown
 
 SOURCES = ("digits",)

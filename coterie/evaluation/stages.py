@@ -7,4 +7,26 @@ training. The test split is only looked at, the validation split chooses.
 
 from __future__ import annotations
 
-STAGES = ("served", "adapted", "unseen_served", "unseen_adapted")
+SERVED, ADAPTED = "served", "adapted"
+SEEN = (SERVED, ADAPTED)
+"""On clients that train."""
+PREFIX = "unseen_"
+STAGES = (*SEEN, *(PREFIX + stage for stage in SEEN))
+
+ABOUT = {SERVED: "the model a client gets", ADAPTED: "the same after local training"}
+"""What a stage is, for people."""
+
+
+def unseen(stage: str) -> str:
+    """The same stage on clients kept out of training."""
+    return PREFIX + stage
+
+
+def basis(stage: str) -> str:
+    """The same stage on clients that train: its round is reported, as unseen clients choose nothing."""
+    return stage.removeprefix(PREFIX)
+
+
+def title(stage: str) -> str:
+    """As it stands above a picture."""
+    return stage if stage in SEEN else f"unseen clients, {basis(stage)}"

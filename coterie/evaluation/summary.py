@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from coterie.evaluation.score import Array, Evaluation, Scores
+from coterie.evaluation.stages import SEEN, SERVED
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def validation_score(scores: Scores) -> tuple[float, float]:
     return (accuracy, -loss)
 
 
-def chosen_round(history: Sequence[Evaluation], stage: str = "served") -> int:
+def chosen_round(history: Sequence[Evaluation], stage: str = SERVED) -> int:
     """The evaluated round to report: best on validation data, the earliest of equals; the last one without them."""
     scored = [(validation_score(e.stages[stage]), -e.round) for e in history if stage in e.stages]
     scored = [item for item in scored if not np.isnan(item[0][1])]
@@ -74,7 +75,7 @@ def since_arrival(evaluation: Evaluation, arrives: Sequence[int]) -> dict[str, l
     """
     when = np.asarray(arrives, dtype=np.int64)
     found: dict[str, list[tuple[int, int, float]]] = {}
-    for stage in ("served", "adapted"):
+    for stage in SEEN:
         scores = evaluation.stages.get(stage)
         if scores is None or not len(when):
             continue

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from coterie.contract.layout import Layout
 from coterie.data import load
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 from coterie.flower.checks import KEPT, ask_to_lift
 from coterie.flower.job import Job
 from coterie.flower.loopback import Loopback
@@ -203,7 +203,8 @@ def status(folder: Path) -> Table:
     names = sorted({*meta.get("numbers", {}), *now.get("there", []), *kept.get("held", {})})
     job = plan.jobs[0]
     age = f", {max(time.time() - now['time'], 0):.0f} s ago" if now else ""
-    title = f"{job.method}: {now.get('doing', 'not started')}{age}; {len(rounds)} of {job.training.rounds} rounds done"
+    done = f"{len(rounds)} of {counted(job.training.rounds, 'round')} done"
+    title = f"{job.method}: {now.get('doing', 'not started')}{age}; {done}"
     table = Table("site", "connected", "asked", "last merged", "samples", "strikes", "state", title=title,
                   title_justify="left")
     for name in names:

@@ -26,8 +26,9 @@ from coterie.contract import records
 from coterie.contract.cohort import Init
 from coterie.contract.method import Uploads
 from coterie.contract.records import Record, Upload
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 from coterie.evaluation.score import Evaluation, Scores
+from coterie.evaluation.stages import PREFIX, SEEN
 from coterie.flower import wire
 from coterie.flower.checks import Received
 from coterie.flower.job import Job
@@ -75,7 +76,7 @@ class Policy:
             if not getattr(self, name) > 0:
                 raise CoterieError(f"{name} must be a positive number of seconds, not {getattr(self, name)}.")
         if self.minimum > self.sites:
-            raise CoterieError(f"minimum={self.minimum} answers cannot come from {self.sites} sites.")
+            raise CoterieError(f"minimum={self.minimum} answers cannot come from {counted(self.sites, 'site')}.")
         if self.target and self.target < self.minimum:
             raise CoterieError(f"target={self.target} is below minimum={self.minimum}.")
 
@@ -277,7 +278,8 @@ class Rounds:
         if len(accepted) >= self._needed:  # with privacy on 0: nobody's absence may be seen
             report = self._merge(accepted, uploads, n)
         else:
-            report = {"skipped": f"{self._needed} answers are needed, {len(accepted)} came"}
+            called = f"{counted(self._needed, 'answer')} {'is' if self._needed == 1 else 'are'} needed"
+            report = {"skipped": f"{called}, {len(accepted)} came"}
         if failures:
             report["failures"] = dict(Counter(failure.cause for failure in failures.values()))
         for name, failure in failures.items():
@@ -324,7 +326,7 @@ class Rounds:
             if admitted:
                 server = self._admit(self.server, admitted, told)  # for these answers only
                 parts = self._payloads(server, admitted, {name: {"do": do, "newcomer": True} for name in admitted})
-                yield from self._deployed(parts, "unseen_")
+                yield from self._deployed(parts, PREFIX)
         if (known or late) and self.folder is not None:
             self._save()
             self._tell("finished")
@@ -430,11 +432,11 @@ class Rounds:
             if len(found) >= count:
                 return found
             if found != seen:
-                self._tell(f"waiting for {count} sites")
+                self._tell(f"waiting for {counted(count, 'site')}")
             seen = found
             if time.monotonic() >= end:
                 raise CoterieError(
-                    f"waited {self.policy.wait:g} s for {count} sites; there are {len(found)}: "
+                    f"waited {self.policy.wait:g} s for {counted(count, 'site')}; there are {len(found)}: "
                     f"{', '.join(sorted(found)) or 'none'}."
                 )
             time.sleep(self.policy.poll)
@@ -456,7 +458,7 @@ class Rounds:
             return
         names = sorted(found, key=self.numbers.__getitem__)
         evaluation = Evaluation(t, {f"{prefix}{stage}": self._scores(names, found, stage)
-                                    for stage in ("served", "adapted")})
+                                    for stage in SEEN})
         self.history.append(evaluation)
         if self.folder is not None:
             self.folder.append_evaluation(evaluation)
@@ -476,7 +478,8 @@ class Rounds:
 
     def _config(self) -> dict[str, Any]:
         return {
-            "method": self.spelling, "published": self.method.published, "training": asdict(self.training),
+            "method": self.spelling, "published": self.method.printed, "by_model": self.method.by_model,
+            "training": asdict(self.training),
             "federation": {"sites": self.clients}, "clients": self.clients, "population": self.population,
             "columns": self.layout.size, "head": self.job.head, "choices": {}, "job": self.job.values(),
             "policy": asdict(self.policy),

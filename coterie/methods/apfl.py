@@ -15,11 +15,13 @@ from coterie.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class Own(Record):
+class Mixture(Record):
     """A client's own model v_i `[C, D]` and its proportion `alpha [C]`."""
 
     own: Tensor
     alpha: Tensor
+
+    former = ("Own",)
 
 
 @dataclass(frozen=True)
@@ -53,19 +55,19 @@ class APFL(FedAvg):
     @classmethod
     def pfllib(cls) -> APFL:
         """The program of PFLlib, which starts with alpha = 1, that is with the own model alone."""
-        return cls(alpha=1.0, rho=0.02, form="pfllib", validation=False, published="served")
+        return cls(alpha=1.0, rho=0.02, form="pfllib", validation=False, printed="served")
 
-    def join(self, cohort: Cohort, payload: Model) -> Own:
-        return Own(payload.row, payload.row.new_full((cohort.size,), self.alpha))
+    def join(self, cohort: Cohort, payload: Model) -> Mixture:
+        return Mixture(payload.row, payload.row.new_full((cohort.size,), self.alpha))
 
-    def local(self, cohort: Cohort, payload: Model, mine: Own) -> tuple[Upload, Record]:
+    def local(self, cohort: Cohort, payload: Model, mine: Mixture) -> tuple[Upload, Record]:
         step = self.step if self.form == "paper" else self.released
         end = cohort.loop(step, {"row": payload.row, "own": mine.own, "alpha": mine.alpha})
         row, own, alpha = end["row"], end["own"], end["alpha"]
         mixed = torch.lerp(row, own, alpha[:, None])
         if self.adaptive and self.form == "paper":
             alpha = self.moved(alpha, ((own - row) * cohort.grad(mixed)).sum(-1), cohort.lr)
-        return Upload(update=row - payload.row), Own(own if self.form == "paper" else mixed, alpha)
+        return Upload(update=row - payload.row), Mixture(own if self.form == "paper" else mixed, alpha)
 
     def step(self, net: Net, s: Given, batch: Batch, given: Given) -> dict[str, Tensor]:
         mixed = torch.lerp(s.row, s.own, s.alpha)
@@ -82,5 +84,5 @@ class APFL(FedAvg):
     def moved(self, alpha: Tensor, slope: Tensor, lr: float | Tensor) -> Tensor:
         return (alpha - (lr if self.alpha_lr is None else self.alpha_lr) * (slope + self.rho * alpha)).clamp(0, 1)
 
-    def deploy(self, cohort: Cohort, payload: Model, mine: Own) -> Tensor:
+    def deploy(self, cohort: Cohort, payload: Model, mine: Mixture) -> Tensor:
         return torch.lerp(payload.row, mine.own, mine.alpha[:, None]) if self.form == "paper" else mine.own

@@ -9,19 +9,19 @@ from torch import Tensor
 
 from coterie.contract.algebra import bipartition, cosines
 from coterie.contract.cohort import Cohort, Init
-from coterie.contract.method import Clustered, Uploads, enrol
+from coterie.contract.method import Uploads, enrol
 from coterie.contract.records import Models, Record, Upload
+from coterie.contract.shapes import Clustered
 
 
 @dataclass(frozen=True)
-class Tree(Record):
+class Tree(Models):
     """Leaf models `rows [L, D]`; each client's leaf `cluster [M]` and last update `moves [M, P]`; `peak`, the longest.
 
     Split s was made at model `splits[s]` and turned leaf `parent[s]` into itself and leaf s + 1. Its members' updates
     are `cached [N, P]`: those of `side` 2s stayed, those of side 2s + 1 went to the new leaf.
     """
 
-    rows: Tensor
     cluster: Tensor
     moves: Tensor
     peak: Tensor
@@ -64,7 +64,7 @@ class CFL(Clustered):
     @classmethod
     def official(cls) -> CFL:
         """The authors' notebook (EMNIST): absolute thresholds after 20 rounds, clients count alike, no validation."""
-        return cls(eps2=1.6, relative=False, warmup=20, weighted=False, validation=False, published="served")
+        return cls(eps2=1.6, relative=False, warmup=20, weighted=False, validation=False, printed="served")
 
     def start(self, init: Init) -> Record:
         row, none = init.row, torch.zeros(0, dtype=torch.int64, device=init.row.device)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ class CwFedAvg(Method):
     half_lambda: bool = False
     """Whether lam is halved, as the released program does."""
 
-    family = "personalised aggregation"
+    family = "personalized aggregation"
     shared = "a model per class"
     newcomer = "the mixture of its label distribution"
     cite = "cwFedAvg: class-wise federated averaging with weight distribution regularisation"
@@ -75,7 +76,7 @@ class CwFedAvg(Method):
     @classmethod
     def official(cls) -> CwFedAvg:
         """The released program: half of lam, no validation split; its table printed `served`."""
-        return cls(half_lambda=True, validation=False, published="served")
+        return cls(half_lambda=True, validation=False, printed="served")
 
     def check(self, population: int, layout: Layout) -> None:
         output(layout)
@@ -108,6 +109,13 @@ class CwFedAvg(Method):
         rows = server.row.repeat(len(ids), 1)
         rows[:, server.columns] = server.mix[ids].to(rows.dtype) @ server.rows
         return rows
+
+    def fallback(self, server: PerClass, init: Init, report: Mapping[str, Any]) -> Tensor:
+        """FedAvg's model."""
+        return server.row
+
+    def whole(self, server: PerClass, layout: Layout) -> Tensor | None:
+        return server.rows if len(server.columns) == layout.size else None
 
     def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
         return cohort.train(rows, {"mix": cohort.labels.to(rows.dtype)}, objective=self.objective)

@@ -36,7 +36,7 @@ class Ditto(FedAvg):
     @classmethod
     def pfllib(cls) -> Ditto:
         """The program of PFLlib as it comes, with lam = 0 and one epoch: the personal models are Local's."""
-        return cls(lam=0.0, epochs=1, validation=False, published="served")
+        return cls(lam=0.0, epochs=1, validation=False, printed="served")
 
     def join(self, cohort: Cohort, payload: Model) -> Model:
         return Model(payload.row)

@@ -15,12 +15,14 @@ from coterie.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class Own(Record):
+class Blended(Record):
     """The client's model `[C, D]`, its weights W `[C, d]`, and `met [C]`: 0 never trained, 1 trained, 2 W learned."""
 
     row: Tensor
     w: Tensor
     met: Tensor
+
+    former = ("Own",)
 
 
 def reweigh(w: Tensor, gradient: Tensor, own: Tensor, shared: Tensor, eta: float) -> Tensor:
@@ -51,18 +53,18 @@ class FedALA(FedAvg):
     passes: int = 100
     """Most passes the first time, when W is fitted until it has settled."""
 
-    family = "personalised aggregation"
+    family = "personalized aggregation"
     keeps = "its model and W"
     cite = "Zhang et al., FedALA: adaptive local aggregation for personalized federated learning, AAAI 2023"
 
     def check(self, population: int, layout: Layout) -> None:
         layout.within(self.layers)
 
-    def join(self, cohort: Cohort, payload: Model) -> Own:
+    def join(self, cohort: Cohort, payload: Model) -> Blended:
         columns = cohort.layout.cut(payload.row, self.layers)
-        return Own(payload.row, torch.full_like(columns, self.initial), torch.zeros_like(payload.row[:, 0]))
+        return Blended(payload.row, torch.full_like(columns, self.initial), torch.zeros_like(payload.row[:, 0]))
 
-    def blend(self, cohort: Cohort, payload: Model, mine: Own) -> tuple[Tensor, Tensor]:
+    def blend(self, cohort: Cohort, payload: Model, mine: Blended) -> tuple[Tensor, Tensor]:
         """The rows that clients start from `[C, D]`, and their W."""
         layout, shared = cohort.layout, payload.row
         own = torch.where(mine.met[:, None] > 0, mine.row, shared)
@@ -93,10 +95,10 @@ class FedALA(FedAvg):
         """Which clients need no further pass; one whose W is young needs ten losses that agree."""
         return (s.met != 1) | (s.recent.std(1) < self.settled)
 
-    def local(self, cohort: Cohort, payload: Model, mine: Own) -> tuple[Upload, Record]:
+    def local(self, cohort: Cohort, payload: Model, mine: Blended) -> tuple[Upload, Record]:
         row, w = self.blend(cohort, payload, mine)
         row = cohort.train(row)
-        return Upload(update=row - payload.row), Own(row, w, (mine.met + 1).clamp(max=2))
+        return Upload(update=row - payload.row), Blended(row, w, (mine.met + 1).clamp(max=2))
 
-    def deploy(self, cohort: Cohort, payload: Model, mine: Own) -> Tensor:
+    def deploy(self, cohort: Cohort, payload: Model, mine: Blended) -> Tensor:
         return self.blend(cohort, payload, mine)[0]

@@ -11,17 +11,17 @@ from torch import Tensor
 from coterie.contract.algebra import between, cosines
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
-from coterie.contract.method import Personal, Uploads, enrol
+from coterie.contract.method import Uploads, enrol
 from coterie.contract.net import Given
-from coterie.contract.records import Each, Model, Record, Upload
+from coterie.contract.records import Each, Model, Models, Record, Upload
+from coterie.contract.shapes import Personal
 from coterie.errors import CoterieError
 
 
 @dataclass(frozen=True)
-class Cloud(Record):
+class Cloud(Models):
     """The clients' models `rows [M, D]` and the weights `xi [M, M]` of their mixtures."""
 
-    rows: Tensor
     xi: Tensor
 
 
@@ -76,7 +76,7 @@ class FedAMP(Personal):
     own: float = 0.5
     """With by=cosine, the share of a client's own model in its mixture."""
 
-    family = "personalised aggregation"
+    family = "personalized aggregation"
     shared = "a mixture of similar clients' models"
     newcomer = "the mean of the clients' models"
     cite = "Huang et al., Personalized cross-silo federated learning on non-IID data, AAAI 2021"
@@ -86,7 +86,7 @@ class FedAMP(Personal):
     @classmethod
     def pfllib(cls) -> FedAMP:
         """PFLlib's program: the proximal term is detached, so nothing pulls; no validation split."""
-        return cls(lam=0.0, alpha=1.0, sigma=1.0, validation=False, published="served")
+        return cls(lam=0.0, alpha=1.0, sigma=1.0, validation=False, printed="served")
 
     @classmethod
     def heur(cls) -> FedAMP:

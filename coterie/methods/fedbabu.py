@@ -38,7 +38,7 @@ class FedBABU(FedPer):
     @classmethod
     def pfllib(cls) -> FedBABU:
         """The program of PFLlib: ten epochs from the client's own body, since nothing is sent after the last round."""
-        return cls(finetune_epochs=10, finetune_from="own", validation=False, published="served")
+        return cls(finetune_epochs=10, finetune_from="own", validation=False, printed="served")
 
     def check(self, population: int, layout: Layout) -> None:
         super().check(population, layout)

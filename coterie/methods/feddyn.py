@@ -17,10 +17,9 @@ from coterie.errors import CoterieError
 
 
 @dataclass(frozen=True)
-class Tilted(Record):
+class Tilted(Model):
     """The model `row [D]`, `tilt [D]`, the mean of the clients' linear terms, 0 for buffers, and how many they are."""
 
-    row: Tensor
     tilt: Tensor
     clients: Tensor
 
@@ -52,7 +51,7 @@ class FedDyn(Method):
     @classmethod
     def pfllib(cls) -> FedDyn:
         """The program of PFLlib: a strong pull of unsquared norm, no clipping."""
-        return cls(alpha=1.0, clip=None, norm_power=1, validation=False, published="served")
+        return cls(alpha=1.0, clip=None, norm_power=1, validation=False, printed="served")
 
     @classmethod
     def flbench(cls) -> FedDyn:

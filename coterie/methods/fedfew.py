@@ -10,8 +10,9 @@ from torch import Tensor
 
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
-from coterie.contract.method import FewModels, Uploads, pick
+from coterie.contract.method import Uploads, pick
 from coterie.contract.records import Models, Record, Upload
+from coterie.contract.shapes import FewModels
 from coterie.errors import CoterieError
 
 
@@ -60,6 +61,7 @@ class FedFew(FewModels):
     """How much of the weighted update the server takes."""
 
     down = up = "K"
+    by_model = "mass"
     newcomer = "the model of least loss on its validation data"
     cite = "FedFew: few models for many clients by smooth Tchebycheff set scalarisation"
     presets = ("official",)
@@ -68,7 +70,7 @@ class FedFew(FewModels):
     @classmethod
     def official(cls) -> FedFew:
         """The released program: equal starts, running loss, no validation split; its table printed `adapted`."""
-        return cls(start_from="same", loss_at="running", validation=False, published="adapted")
+        return cls(start_from="same", loss_at="running", validation=False, printed="adapted")
 
     def check(self, population: int, layout: Layout) -> None:
         super().check(population, layout)
@@ -123,7 +125,7 @@ class FedFew(FewModels):
         if self.weigh == "client":
             return {}
         weights, g = self.weights(up)
-        return {"g": g, "mass": weights.sum(0)}
+        return {"g": g, self.by_model: weights.sum(0)}
 
     def uses(self, server: Models, up: Uploads) -> dict[str, Tensor]:
         if self.weigh == "client":

@@ -9,24 +9,23 @@ from torch import Tensor
 
 from coterie import streams
 from coterie.contract.cohort import Cohort, Init
-from coterie.contract.method import Personal, Uploads
-from coterie.contract.records import Each, Model, Record, Upload
+from coterie.contract.method import Uploads
+from coterie.contract.records import Each, Model, Models, Record, Upload
+from coterie.contract.shapes import Personal
 
 
 @dataclass(frozen=True)
-class Affinity(Record):
+class Affinity(Models):
     """The clients' models `rows [M, D]`, how much client i gained from j `gain [M, M]`, and the key of the draws."""
 
-    rows: Tensor
     gain: Tensor
     key: Tensor
 
 
 @dataclass(frozen=True)
-class Offer(Record):
+class Offer(Models):
     """Models of others `rows [m, M', D]` and whose they are `who [m, M']`."""
 
-    rows: Tensor
     who: Tensor
 
 
@@ -57,7 +56,7 @@ class FedFomo(Personal):
     explore: float = 0.0
     """Probability that it receives random ones instead of those that helped most."""
 
-    family = "personalised aggregation"
+    family = "personalized aggregation"
     shared = "the models of other clients"
     down = "M'"
     newcomer = "the mean of the models it receives, mixed towards those that help"

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from coterie.contract.cohort import Cohort, Init
-from coterie.contract.method import Personal, Uploads
+from coterie.contract.method import Uploads
 from coterie.contract.net import Given
 from coterie.contract.records import Model, Models, Record, Upload
+from coterie.contract.shapes import Personal
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class FedMTL(Personal):
     @classmethod
     def pfllib(cls) -> FedMTL:
         """The program of PFLlib: local training next to a download of m models that changes nothing."""
-        return cls(detached=True, validation=False, published="served")
+        return cls(detached=True, validation=False, printed="served")
 
     def start(self, init: Init) -> Record:
         return Models(init.row.expand(init.population, -1)) if self.detached else Model(init.row)

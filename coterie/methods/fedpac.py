@@ -29,13 +29,15 @@ class Sent(Record):
 
 
 @dataclass(frozen=True)
-class Server(Sent):
+class Collaboration(Sent):
     """What is sent, `head [M, h]` of all clients; and the last uploaded head, V and H of those that are `met`."""
 
     uploaded: Tensor
     V: Tensor
     H: Tensor
     met: Tensor
+
+    former = ("Server",)
 
 
 @dataclass(frozen=True)
@@ -69,25 +71,25 @@ class FedPAC(Method):
         row, width = init.row, init.layout.within("head")[0].shape[1]
         head, none = init.layout.cut(row, "head")[None], row.new_zeros(0)
         prototypes = row.new_zeros(init.classes, width)
-        return Server(
+        return Collaboration(
             init.layout.cut(row, "~head"), prototypes, row.new_zeros(init.classes), head, head[:0], none,
             prototypes[None][:0], none.bool(),
         )
 
-    def hello(self, server: Server) -> Record:
+    def hello(self, server: Collaboration) -> Record:
         return Model(server.body)
 
     def introduce(self, cohort: Cohort, hello: Model) -> Upload:
         return Upload(H=self.facts(cohort, cohort.assemble({"~head": hello.row}))[1])
 
-    def admit(self, server: Server, ids: Tensor, introductions: Upload) -> Record:
+    def admit(self, server: Collaboration, ids: Tensor, introductions: Upload) -> Record:
         heads = server.head[:1].expand(len(ids), -1)  # until somebody uploads, all are the initial one
         if server.met.any():
             pool = torch.cat([introductions.H, server.H[server.met]])
             heads = self.combined(server.V[server.met], pool, server.uploaded[server.met])[: len(ids)]
         return replace(server, head=enrol(server.head, ids, heads))
 
-    def send(self, server: Server, ids: Tensor) -> Record:
+    def send(self, server: Collaboration, ids: Tensor) -> Record:
         return Sent(server.body, server.prototypes, server.known, Each(server.head[ids]))  # type: ignore[arg-type]
 
     def local(self, cohort: Cohort, payload: Sent, mine: Record) -> tuple[Upload, Record]:
@@ -117,7 +119,7 @@ class FedPAC(Method):
         a = torch.stack([combination(V, products, target, self.threshold) for target in range(len(H))])
         return a.to(heads.device, heads.dtype) @ heads
 
-    def merge(self, server: Server, up: Uploads) -> Record:
+    def merge(self, server: Collaboration, up: Uploads) -> Record:
         counts = up.counts.sum(0)
         seen, sums = counts > 0, up.features.sum(0)
         return replace(
@@ -134,7 +136,7 @@ class FedPAC(Method):
     def deploy(self, cohort: Cohort, payload: Sent, mine: Record) -> Tensor:
         return cohort.assemble({"~head": payload.body, "head": payload.head})
 
-    def fallback(self, server: Server, init: Init, report: Mapping[str, Any]) -> Tensor:
+    def fallback(self, server: Collaboration, init: Init, report: Mapping[str, Any]) -> Tensor:
         """The shared body under the mean of the heads that clients have uploaded."""
         head = server.uploaded[server.met].mean(0) if server.met.any() else server.head[0]
         return init.layout.put(init.layout.put(init.row, "~head", server.body), "head", head)

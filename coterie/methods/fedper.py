@@ -48,7 +48,7 @@ class FedPer(Method):
         return cohort.train(rows, part=self.personal)
 
     def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
-        row = self.train(cohort, self.whole(cohort, payload, mine.row))
+        row = self.train(cohort, self.assembled(cohort, payload, mine.row))
         body, head = cohort.layout.cut(row, f"~{self.personal}"), cohort.layout.cut(row, self.personal)
         return Upload(update=body - payload.row), Model(head)
 
@@ -56,12 +56,12 @@ class FedPer(Method):
         return Model(server.row + self.aggregate(up.update, up.share, up.layout.only(f"~{self.personal}")))
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:
-        return self.whole(cohort, payload, mine.row)
+        return self.assembled(cohort, payload, mine.row)
 
     def fallback(self, server: Model, init: Init, report: Mapping[str, Any]) -> Tensor:
         """The shared part under the initial head."""
         return init.layout.put(init.row, f"~{self.personal}", server.row)
 
-    def whole(self, cohort: Cohort, payload: Model, head: Tensor) -> Tensor:
+    def assembled(self, cohort: Cohort, payload: Model, head: Tensor) -> Tensor:
         """Body `[C, d]` and head -> rows `[C, D]`."""
         return cohort.assemble({f"~{self.personal}": payload.row, self.personal: head})

@@ -24,7 +24,7 @@ class FedProx(FedAvg):
     @classmethod
     def pfllib(cls) -> FedProx:
         """The program of PFLlib as it comes, with mu = 0: it is FedAvg."""
-        return cls(mu=0.0, validation=False, published="served")
+        return cls(mu=0.0, validation=False, printed="served")
 
     def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
         return cohort.train(rows, {"anchor": rows}, correct=self.pull)

@@ -31,7 +31,7 @@ class FedRep(FedPer):
     @classmethod
     def pfllib(cls) -> FedRep:
         """The program of PFLlib, with which most published tables were made: one epoch for each part."""
-        return cls(head_epochs=1, body_epochs=1, validation=False, published="served")
+        return cls(head_epochs=1, body_epochs=1, validation=False, printed="served")
 
     def fit(self, cohort: Cohort, rows: Tensor) -> Tensor:
         return cohort.train(rows, epochs=self.head_epochs, part=self.personal)

@@ -11,18 +11,21 @@ from coterie import streams
 from coterie.contract.algebra import chosen
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
-from coterie.contract.method import FewModels, Personal, Uploads
+from coterie.contract.method import Uploads
 from coterie.contract.net import Batch, Given, Net
 from coterie.contract.records import Models, Record, Upload
+from coterie.contract.shapes import FewModels, Personal
 from coterie.errors import CoterieError
 
 
 @dataclass(frozen=True)
-class Own(Record):
+class Membership(Record):
     """The client's model `row [C, D]` and how much each cluster matters to it `u [C, K]`."""
 
     row: Tensor
     u: Tensor
+
+    former = ("Own",)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class FedSoft(FewModels, Personal):
     """Participants drawn for each cluster's mean; none takes all, weighted."""
 
     down = "K"
+    by_model = "importance"
     newcomer = "the mixture of the cluster models by its samples, trained for a round near them"
     cite = "Ruan, Joe-Wong, FedSoft: soft clustered federated learning with proximal local updating, AAAI 2022"
 
@@ -84,11 +88,11 @@ class FedSoft(FewModels, Personal):
     def send(self, server: Drawing, ids: Tensor) -> Record:
         return Models(server.rows)
 
-    def join(self, cohort: Cohort, payload: Models) -> Own:
+    def join(self, cohort: Cohort, payload: Models) -> Membership:
         u = self.importance(cohort, payload)
         if cohort.round == 0:
-            return Own(cohort.assemble({}), u)
-        return Own(self.solve(cohort, payload, blend(u, payload.rows), u), u)
+            return Membership(cohort.assemble({}), u)
+        return Membership(self.solve(cohort, payload, blend(u, payload.rows), u), u)
 
     def importance(self, cohort: Cohort, payload: Models) -> Tensor:
         won = cohort.total(wins, payload.rows[:, 0], {"rows": payload.rows})
@@ -102,10 +106,10 @@ class FedSoft(FewModels, Personal):
     def pull(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
         return gradient + self.lam * given.mass * (row - given.mean)
 
-    def local(self, cohort: Cohort, payload: Models, mine: Own) -> tuple[Upload, Record]:
+    def local(self, cohort: Cohort, payload: Models, mine: Membership) -> tuple[Upload, Record]:
         u = mine.u if cohort.round % self.every else self.importance(cohort, payload)
         row = self.solve(cohort, payload, mine.row, u)
-        return Upload(offset=row - blend(u, payload.rows), u=u), Own(row, u)
+        return Upload(offset=row - blend(u, payload.rows), u=u), Membership(row, u)
 
     def merge(self, server: Drawing, up: Uploads) -> Record:
         w, v = blend(up.u, server.rows.expand(len(up.u), -1, -1)) + up.offset, shares(up.u, up.n)
@@ -115,7 +119,7 @@ class FedSoft(FewModels, Personal):
         return Drawing(self.recentre(server.rows, w, v, up.layout), streams.key(server.key, "next"))
 
     def report(self, server: Drawing, up: Uploads) -> dict[str, Tensor]:
-        return {"importance": up.u.mean(0)}
+        return {self.by_model: up.u.mean(0)}
 
     def uses(self, server: Drawing, up: Uploads) -> dict[str, Tensor]:
         return {"w": up.u / up.u.sum(1, keepdim=True)}

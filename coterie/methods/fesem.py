@@ -9,22 +9,22 @@ from torch import Tensor
 
 from coterie.contract.algebra import between, seeds
 from coterie.contract.cohort import Cohort, Init
-from coterie.contract.method import Clustered, FewModels, Uploads, enrol
+from coterie.contract.method import Uploads, enrol
 from coterie.contract.net import Given
 from coterie.contract.records import Models, Record, Upload
+from coterie.contract.shapes import Clustered, FewModels
 
 
 @dataclass(frozen=True)
-class Centres(Record):
+class Centres(Models):
     """Centres `rows [k, D]`, each client's `cluster [M]`; `placed` is false while one model is warmed up."""
 
-    rows: Tensor
     cluster: Tensor
     placed: Tensor
 
 
 @dataclass(frozen=True)
-class FeSEM(FewModels, Clustered):
+class FeSEM(Clustered, FewModels):
     """r_i = argmin_k |theta_i - W_k|; W_k = mean of {theta_i : r_i = k}; theta_i <- SGD_i(W_{r_i}).
 
     The centres are placed on the clients' own models, each as far as possible from the others, after `warmup` rounds

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.contract.cohort import Cohort, Init
-from coterie.contract.method import FewModels, Uploads, pick
+from coterie.contract.method import Uploads, pick
 from coterie.contract.records import Models, Record, Upload
+from coterie.contract.shapes import FewModels
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class IFCA(FewModels):
     """The part that each cluster has of its own, such as head; the rest is one for all."""
 
     down = "K"
+    by_model = "clients_per_model"
     newcomer = "the model of least loss on its training data"
     cite = "Ghosh et al., An efficient framework for clustered federated learning, NeurIPS 2020"
 
@@ -49,7 +51,7 @@ class IFCA(FewModels):
         return pick(payload.rows, cohort.loss(payload.rows).argmin(-1))
 
     def report(self, server: Models, up: Uploads) -> dict[str, Tensor]:
-        return {"clients_per_model": torch.bincount(up.choice, minlength=self.models)}
+        return {self.by_model: torch.bincount(up.choice, minlength=self.models)}
 
     def uses(self, server: Models, up: Uploads) -> dict[str, Tensor]:
         return {"w": F.one_hot(up.choice, self.models)}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coterie.contract.cohort import Cohort, Init
-from coterie.contract.method import Personal, Uploads
+from coterie.contract.method import Uploads
 from coterie.contract.records import Model, Nothing, Record, Upload
+from coterie.contract.shapes import Personal
 
 
 @dataclass(frozen=True)

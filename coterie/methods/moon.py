@@ -40,7 +40,7 @@ class MOON(FedAvg):
     @classmethod
     def pfllib(cls) -> MOON:
         """The program of PFLlib as it comes, with mu = 0: it is FedAvg."""
-        return cls(mu=0.0, tau=1.0, validation=False, published="served")
+        return cls(mu=0.0, tau=1.0, validation=False, printed="served")
 
     def wrap(self, module: nn.Module) -> nn.Module:
         return projected(module, self.projection_head, self.name) if self.projection_head else module

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from coterie.contract.algebra import agglomerate, angles, leading
 from coterie.contract.cohort import Cohort, Init
-from coterie.contract.method import Clustered, Uploads, enrol
-from coterie.contract.records import Record, Upload
+from coterie.contract.method import Uploads, enrol
+from coterie.contract.records import Models, Record, Upload
+from coterie.contract.shapes import Clustered
 
 
 @dataclass(frozen=True)
-class Clusters(Record):
+class Clusters(Models):
     """One model per cluster `rows [K, D]`, each client's `cluster [M]` and signature `basis [M, d, q]`."""
 
-    rows: Tensor
     cluster: Tensor
     basis: Tensor
 
@@ -55,7 +55,7 @@ class PACFL(Clustered):
     @classmethod
     def official(cls) -> PACFL:
         """The released program: the smallest angle of any two vectors, merged rows averaged alike, CIFAR-10's beta."""
-        return cls(beta=4.9, linkage="weighted", measure="columns", validation=False, published="served")
+        return cls(beta=4.9, linkage="weighted", measure="columns", validation=False, printed="served")
 
     def start(self, init: Init) -> Record:
         none = torch.zeros(0, dtype=torch.int64, device=init.row.device)

@@ -66,7 +66,7 @@ class PFedHN(FedPer):
     adapt_lr: float = 0.1
     """Their size."""
 
-    family = "personalised aggregation"
+    family = "personalized aggregation"
     shared = "a hypernetwork"
     keeps = "nothing"
     down = up = "1"
@@ -111,14 +111,11 @@ class PFedHN(FedPer):
 
     def rows(self, server: Hyper, e: Tensor) -> Tensor:
         """`[m, k] -> [m, d]`: what is shared of the models of these embeddings."""
-        rows = server.row.repeat(len(e), 1)
-        rows[:, server.columns] = self.generate(server.psi, e)
-        return rows
+        return server.row.repeat(len(e), 1).index_copy(1, server.columns, self.generate(server.psi, e))
 
     def back(self, server: Hyper, e: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """(dH / d(psi, e))' v for `v [m, P]`."""
-        psi_slope, e_slope = torch.func.vjp(self.generate, server.psi, e)[1](v)
-        return psi_slope, e_slope
+        return torch.func.vjp(self.generate, server.psi, e)[1](v)  # type: ignore[no-any-return]
 
     def hello(self, server: Hyper) -> Record:
         return replace(server, e=server.e.mean(0), psi_velocity=None, e_velocity=None)  # type: ignore[arg-type]
@@ -128,9 +125,8 @@ class PFedHN(FedPer):
             return Upload(**cohort.loop(draw, {"e": hello.e}, steps=1, purpose="embedding"))
         server, e, part = hello.map(lambda t: t[0]), hello.e, f"~{self.personal}"  # all newcomers are told the same
         for _ in range(self.adapt):
-            slope = cohort.grad(cohort.assemble({part: self.rows(server, e)}))
-            slope = cohort.layout.cut(slope, part)[:, server.columns]
-            e = e - self.adapt_lr * self.back(server, e, slope)[1]
+            slope = cohort.layout.cut(cohort.grad(cohort.assemble({part: self.rows(server, e)})), part)
+            e = e - self.adapt_lr * self.back(server, e, slope[:, server.columns])[1]
         return Upload(e=e)
 
     def admit(self, server: Hyper, ids: Tensor, introductions: Upload) -> Record:

@@ -16,10 +16,9 @@ from coterie.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class Steered(Record):
+class Steered(Model):
     """The model `row [D]` and the mean `control [D]` of the clients' control variates, 0 for buffers."""
 
-    row: Tensor
     control: Tensor
 
 

@@ -47,7 +47,7 @@ class TextCNN(nn.Module):
         return logits
 
 
-class Mean(nn.Module):
+class MeanOverWords(nn.Module):
     """`[B, length]` tokens -> the mean of their embeddings over all positions, padding included, `[B, features]`."""
 
     def __init__(self, vocabulary: int, features: int) -> None:
@@ -64,7 +64,7 @@ class FastText(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, vocabulary: int = VOCABULARY, features: int = 512) -> None:
         super().__init__()
-        self.base = nn.Sequential(Mean(vocabulary, features), nn.Linear(features, features))
+        self.base = nn.Sequential(MeanOverWords(vocabulary, features), nn.Linear(features, features))
         self.head = nn.Linear(features, outputs)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from rich.table import Table
 from coterie import registry
 from coterie.data import Federation
 from coterie.data.sources import textbook_clients
+from coterie.evaluation.stages import SERVED
 from coterie.models import Linear
 from coterie.report.bubbles import INK
 from coterie.report.plots import COLOURS, dress, new_figure
@@ -45,7 +46,7 @@ class Errors(NamedTuple):
     client: str
     shared: float
     local: float
-    personalised: float
+    personalized: float
 
 
 class Mix(NamedTuple):
@@ -63,7 +64,7 @@ class Threshold(NamedTuple):
     n_train: int
     shared: float
     local: float
-    personalised: float
+    personalized: float
 
 
 class _Trained(NamedTuple):
@@ -71,13 +72,13 @@ class _Trained(NamedTuple):
     alone: Simulation
     shared: Floats  # [clients] test errors
     local: Floats
-    personalised: Floats
+    personalized: Floats
 
 
 def table(n_train: int = 14) -> list[Errors]:
     """Output 14.7.1: one line for each client, then the mean and the worst."""
     found = _trained(n_train)
-    columns = np.stack([found.shared, found.local, found.personalised], axis=1)  # [clients, 3]
+    columns = np.stack([found.shared, found.local, found.personalized], axis=1)  # [clients, 3]
     named = [(str(client), row) for client, row in enumerate(columns)]
     named += [("mean", columns.mean(axis=0)), ("worst", columns.max(axis=0))]
     return [Errors(name, *(float(value) for value in row)) for name, row in named]
@@ -100,7 +101,7 @@ def thresholds(sizes: Sequence[int] = SIZES) -> list[Threshold]:
     """Exercise 14.7.3: from how many training samples on is a client better off alone?"""
     found = [(n, _trained(n)) for n in sizes]
     return [
-        Threshold(n, float(one.shared.mean()), float(one.local.mean()), float(one.personalised.mean()))
+        Threshold(n, float(one.shared.mean()), float(one.local.mean()), float(one.personalized.mean()))
         for n, one in found
     ]
 
@@ -167,7 +168,7 @@ def _settle(simulation: Simulation) -> None:
 
 
 def _errors(simulation: Simulation) -> Floats:
-    return simulation.evaluate().stages["served"].test["loss"]
+    return simulation.evaluate().stages[SERVED].test["loss"]
 
 
 # -- for the terminal --------------------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def _columns(title: str, first: str, *names: str) -> Table:
 
 
 def _errors_table() -> Table:
-    made = _columns("14.7.1: test MSE, 14 training samples", "client", "global", "local", "personalised")
+    made = _columns("14.7.1: test MSE, 14 training samples", "client", "global", "local", "personalized")
     for line in table():
         last_client = line.client == "5"
         made.add_row(line.client, *(f"{value:.3f}" for value in line[1:]), end_section=last_client)
@@ -198,7 +199,7 @@ def _mix_table() -> Table:
 
 
 def _thresholds_table() -> Table:
-    made = _columns("14.7.3: mean MSE by training samples", "samples", "global", "local", "personalised")
+    made = _columns("14.7.3: mean MSE by training samples", "samples", "global", "local", "personalized")
     for line in thresholds():
         made.add_row(str(line.n_train), *(f"{value:.3f}" for value in line[1:]))
     return made
@@ -234,7 +235,7 @@ def _draw_thresholds(path: Path) -> Path:
     axes.axhline(1.0, color="#9a9a9a", linewidth=0.8, linestyle=":", zorder=1)
     axes.annotate("noise of the data", (sizes[-1], 1.0), (0, -4), textcoords="offset points", ha="right", va="top",
                   fontsize=8, color="#777777")
-    drawn = (("global", "shared", "s"), ("local", "local", "^"), ("personalised", "personalised", "o"))
+    drawn = (("global", "shared", "s"), ("local", "local", "^"), ("personalized", "personalized", "o"))
     for (name, field, marker), colour in zip(drawn, COLOURS):
         values = [getattr(line, field) for line in lines]
         axes.plot(sizes, values, marker=marker, markersize=5, color=colour, linewidth=1.6, label=name, zorder=3)

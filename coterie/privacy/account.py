@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -29,7 +29,7 @@ _FAR = 1e-5  # of delta: the probability beyond a round's grid, over all rounds;
 _ROUNDING = 1e-10  # a smaller delta is lost in the rounding of the convolution
 
 
-def check(sigma: float, q: float, delta: float) -> None:
+def require_mechanism(sigma: float, q: float, delta: float) -> None:
     """Raise where there is nothing to account for."""
     if not (sigma > 0 and math.isfinite(sigma)):
         raise CoterieError(f"the noise sigma must be a positive number, not {sigma}.")
@@ -68,7 +68,7 @@ def _divergence(sigma: float, q: float) -> Array:
 
 def rdp_epsilon(sigma: float, q: float, rounds: int, delta: float) -> float:
     """min_a of rounds * rdp(a) + log((a - 1) / a) - (log delta + log a) / (a - 1), at least 0."""
-    check(sigma, q, delta)
+    require_mechanism(sigma, q, delta)
     if rounds == 0:
         return 0.0
     a = ORDERS
@@ -90,7 +90,7 @@ class Account:
     """
 
     def __init__(self, sigma: float, q: float, rounds: int, delta: float) -> None:
-        check(sigma, q, delta)
+        require_mechanism(sigma, q, delta)
         self.sigma, self.q, self.rounds, self.delta = sigma, q, rounds, delta
         ways = (True,) if q == 1 else (True, False)  # without sampling both orders are alike
         self._both = [_Loss(sigma, q, max(rounds, 1), delta, removed) for removed in ways]
@@ -98,7 +98,7 @@ class Account:
     def epsilon(self, rounds: int) -> float:
         """The epsilon spent in so many rounds, at delta: the larger one of removing and of adding a client."""
         if not 0 <= rounds <= max(self.rounds, 1):
-            raise CoterieError(f"this account was made for {self.rounds} rounds, not {rounds}.")
+            raise CoterieError(f"this account was made for {counted(self.rounds, 'round')}, not {rounds}.")
         if rounds == 0:
             return 0.0
         if self.delta < _ROUNDING:
@@ -233,7 +233,7 @@ def epsilon(sigma: float, q: float, rounds: int, delta: float) -> float:
 
 def noise(target: float, q: float, rounds: int, delta: float) -> float:
     """The least sigma, to three decimals and rounded up, whose epsilon is at most the target."""
-    check(1.0, q, delta)
+    require_mechanism(1.0, q, delta)
     if not target > 0:
         raise CoterieError(f"epsilon must be positive, not {target}.")
     if rounds == 0:

@@ -23,7 +23,7 @@ from coterie.contract.layout import Layout
 from coterie.contract.mean import Mean
 from coterie.contract.method import Method, Pooled, Uploads
 from coterie.contract.records import Record
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 from coterie.privacy import account
 from coterie.running.config import Training
 
@@ -99,7 +99,7 @@ class Guard:
             fitting = next(t for t in range(rounds, -1, -1) if t == 0 or self.spent(t) <= plan.epsilon)
             few = f"rounds={fitting} or " if fitting else ""
             raise CoterieError(
-                f"{rounds} rounds would spend epsilon {self.spent(rounds):.3f}, more than the budget of "
+                f"{counted(rounds, 'round')} would spend epsilon {self.spent(rounds):.3f}, more than the budget of "
                 f"{plan.epsilon:g}; set {few}private's sigma={enough:g}."
             )
 

@@ -20,11 +20,11 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from coterie.evaluation.stages import ADAPTED, SERVED
 from coterie.report.dead import EXACT, constant, frequent, label_counts, percent
+from coterie.report.series import Floats, over_seeds
 from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, rows, shortly, shown
 from coterie.running.result import Result
-
-Floats = NDArray[np.float64]
 
 BEYOND = 2.0
 """Standard errors that a difference must exceed to be more than noise."""
@@ -43,7 +43,7 @@ class Case:
     @property
     def name(self) -> str:
         """Method and stage: FedAvg's adapted stage has a name of its own."""
-        fine = self.line.stage == "adapted" and fine_tunes(self.line.method)
+        fine = self.line.stage == ADAPTED and fine_tunes(self.line.method)
         return self.line.label if fine else f"{self.line.label} ({self.line.stage})"
 
     @property
@@ -166,7 +166,7 @@ def served_worst(results: Sequence[Result], most: int = 3) -> Table | None:
     best = MEAN.best(found)
     values = over_seeds(best.values)
     order = [i for i in np.argsort(best.sign * values, kind="stable") if not np.isnan(values[i])][:most]
-    beside = [case for case in found if case.line.method in ("local", "fedavg") and case.line.stage == "served"]
+    beside = [case for case in found if case.line.method in ("local", "fedavg") and case.line.stage == SERVED]
     columns = [best, *(case for case in beside if case is not best)]
     what = "accuracy in %" if best.line.higher_is_better else "MSE"
     title = f"served worst by {best.name}: test {what}"
@@ -183,13 +183,6 @@ def served_worst(results: Sequence[Result], most: int = 3) -> Table | None:
 
 
 # -- noise -------------------------------------------------------------------------------------------------------------
-
-
-def over_seeds(values: Floats) -> Floats:
-    """The mean over the first axis of what is there; NaN where nothing is."""
-    there = ~np.isnan(values)
-    total = np.where(there, values, 0).sum(0)
-    return np.where(there.any(0), total / np.maximum(there.sum(0), 1), np.nan)
 
 
 def paired_error(a: Floats, b: Floats) -> float:

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from coterie.report.series import Floats
 from coterie.running.result import Result
-
-Floats = NDArray[np.float64]
 
 
 def schedule(churn: Sequence[Sequence[int | None]], rounds: int) -> dict[str, int]:

@@ -13,17 +13,19 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from coterie.data.federation import SPLITS, Federation
+from coterie.data import SPLITS, Federation
+from coterie.errors import counted
+from coterie.report.series import thinned
 
 INK = "#333333"
-SEEN = "#2f6f9f"
-UNSEEN = "#d1762c"
+SEEN_COLOUR = "#2f6f9f"
+UNSEEN_COLOUR = "#d1762c"
 SHOWN = 200  # beyond this, bubbles are specks: a spread of the clients is drawn instead
 
 
 def bubbles(federation: Federation, path: str | Path) -> Path:
     """Draw clients against classes with bubbles whose area is the number of samples; returns the path written."""
-    shown = _shown(federation)
+    shown = thinned(federation.clients, SHOWN)  # seen and unseen in their true proportion
     figure = Figure(figsize=_inches(len(shown), federation.classes), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -34,12 +36,6 @@ def bubbles(federation: Federation, path: str | Path) -> Path:
     _dress(axes, federation, shown)
     figure.savefig(path)
     return Path(path)
-
-
-def _shown(federation: Federation) -> np.ndarray:
-    """The clients to draw: all, or evenly spread ones, with seen and unseen in their true proportion."""
-    count = min(SHOWN, federation.clients)
-    return np.linspace(0, federation.clients - 1, count).round().astype(np.int64)
 
 
 def _inches(clients: int, classes: int) -> tuple[float, float]:
@@ -59,14 +55,14 @@ def _draw_bubbles(axes: Axes, federation: Federation, shown: np.ndarray) -> None
         place,
         label,
         s=_largest_area(len(shown), federation.classes) * counts[place, label] / counts.max(),
-        c=np.where(unseen, UNSEEN, SEEN),
+        c=np.where(unseen, UNSEEN_COLOUR, SEEN_COLOUR),
         alpha=0.8,
         linewidths=0,
         zorder=3,
     )
     axes.set_ylabel("class", fontsize=9, color=INK)
     label_classes(axes, federation.classes, federation.recipe.get("classes"))
-    axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=INK)
+    axes.set_title(f"largest bubble: {counted(counts.max(), 'sample')}", loc="right", fontsize=8, color=INK)
 
 
 def label_classes(axes: Axes, classes: int, names: Sequence[str] | None) -> None:
@@ -109,7 +105,7 @@ def _draw_bars(axes: Axes, federation: Federation, shown: np.ndarray) -> None:
     bottom = np.zeros(len(shown), dtype=np.int64)
     for split, strength in zip(SPLITS, (1.0, 0.65, 0.35), strict=True):
         sizes = federation.sizes(split)[shown]
-        colours = [_paler(UNSEEN if i >= federation.trained else SEEN, strength) for i in shown]
+        colours = [_paler(UNSEEN_COLOUR if i >= federation.trained else SEEN_COLOUR, strength) for i in shown]
         if sizes.any():
             axes.bar(range(len(shown)), sizes, bottom=bottom, color=colours, label=split, zorder=3)
         bottom += sizes
@@ -127,12 +123,12 @@ def _dress(axes: Axes, federation: Federation, shown: np.ndarray) -> None:
     inches, _ = _inches(len(shown), federation.classes)
     ticks = label_clients(axes, [federation.names[i] for i in shown], inches - 0.8)
     for tick, label in zip(ticks, axes.get_xticklabels(), strict=True):
-        label.set_color(UNSEEN if shown[tick] >= federation.trained else INK)
+        label.set_color(UNSEEN_COLOUR if shown[tick] >= federation.trained else INK)
     axes.set_xlabel("client", fontsize=9, color=INK)
     axes.set_title(_title(federation, shown), loc="left", fontsize=10, color=INK)
     first_unseen = int((shown < federation.trained).sum())
     if first_unseen < len(shown):
-        axes.axvspan(first_unseen - 0.5, len(shown) - 0.3, color=UNSEEN, alpha=0.10, linewidth=0, zorder=0)
+        axes.axvspan(first_unseen - 0.5, len(shown) - 0.3, color=UNSEEN_COLOUR, alpha=0.10, linewidth=0, zorder=0)
     axes.grid(color="#e6e6e6", linewidth=0.6, zorder=0, axis="both" if federation.classes else "y")
     axes.set_axisbelow(True)
     axes.tick_params(length=0, labelsize=8)
@@ -142,7 +138,7 @@ def _dress(axes: Axes, federation: Federation, shown: np.ndarray) -> None:
 
 
 def _title(federation: Federation, shown: np.ndarray) -> str:
-    count = str(federation.clients) if len(shown) == federation.clients else f"{len(shown)} of {federation.clients}"
+    some = "" if len(shown) == federation.clients else f"{len(shown)} of "
     samples = int((federation.bounds[:, 3] - federation.bounds[:, 0]).sum())
     unseen = f" ({federation.clients - federation.trained} unseen, shaded)" if len(federation.unseen) else ""
-    return f"{count} clients{unseen}, {samples} samples"
+    return f"{some}{counted(federation.clients, 'client')}{unseen}, {counted(samples, 'sample')}"

@@ -93,9 +93,9 @@ def presets(cls: type[Entry]) -> list[tuple[str, str, list[str]]]:
 
 
 def _changed(entry: Entry) -> list[str]:
-    """The options that are not at their defaults; `published` is a mark, not an option to set."""
+    """The options that are not at their defaults; `printed` is a mark, not an option to set."""
     cls = type(entry)
-    values = {name: (getattr(entry, name), getattr(cls(), name)) for name in options(cls) if name != "published"}
+    values = {name: (getattr(entry, name), getattr(cls(), name)) for name in options(cls) if name != "printed"}
     return [f"{name}={_spelled(value)}" for name, (value, default) in values.items() if value != default]
 
 
@@ -195,7 +195,7 @@ def page(entry: Entry, width: int) -> RenderableType:
     parts += [_grid((16, None), [(f"  {name}", text) for name, text in _facts(entry)]), Text()]
     given = own_options(entry)
     if isinstance(entry, Method):
-        common = {"aggregator": entry.averages, "validation": True, "published": bool(entry.published)}
+        common = {"aggregator": entry.averages, "validation": True, "printed": bool(entry.printed)}
         given |= {name: _spelled(getattr(entry, name)) for name, wanted in common.items() if wanted}
     if given:
         rows = [(f"  {o}", value, " | ".join(_choices(cls, o)), said.get(o, "")) for o, value in given.items()]

@@ -15,10 +15,9 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from coterie.errors import CoterieError
 from coterie.report.bubbles import INK
 from coterie.report.plots import COLOURS, dress, line_style, new_figure
+from coterie.report.series import Floats
 from coterie.report.table import by_method
 from coterie.running.result import Result
-
-Floats = NDArray[np.float64]
 
 
 def conflicts(results: Sequence[Result], path: str | Path) -> Path:

@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import coterie
-from coterie.errors import CoterieError
-from coterie.evaluation.stages import STAGES
+from coterie.errors import CoterieError, counted
+from coterie.evaluation.stages import ABOUT, SEEN, SERVED, STAGES, unseen
 from coterie.report.answer import answer
 from coterie.report.arrivals import newcomers, schedule
 from coterie.report.conflicts import alike, last_cosines, opposed
 from coterie.report.few import few
 from coterie.report.plots import convergence
+from coterie.report.series import Floats, finite, over_seeds, thinned
 from coterie.report.table import by_method, label_of, rows
+from coterie.running.experiment import Experiment
 from coterie.running.folder import Folder, inside
 from coterie.running.result import Result
-
-Floats = NDArray[np.float64]
+from coterie.running.saved import EXPERIMENT
 
 POINTS = 60
 """Evaluations of a curve that are kept, at most, evenly spaced and with the last one."""
@@ -41,8 +41,7 @@ MATRIX = 120
 
 def gather(paths: Sequence[Path]) -> dict[str, Any]:
     """Everything the page shows of these runs or comparisons, ready for JSON."""
-    folders = runs_of(paths)
-    read = [(folder, folder.result()) for folder in folders if _begun(folder)]
+    read = [(folder, folder.result()) for folder in runs_of(paths) if _begun(folder)]
     if not read:
         raise CoterieError(f"{paths[0]} holds no evaluation yet; give it time, or resume it.")
     results = [result for _, result in read]
@@ -58,13 +57,14 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
     ]
     for method in methods:
         method["lines"] = [_plain(asdict(line)) for line in lines if line.method == method["name"]]
-    unfinished = [folder.path.name for folder, _ in read if not folder.finished]
+    unfinished = sum(not folder.finished for folder, _ in read)
     experiments = list(filter(None, map(_experiment, paths)))
     return {
         "title": _title(paths), "metric": metric, "higher": metric == "accuracy", "coterie": coterie.__version__,
         "seeds": max(len(group) for group in groups.values()), "facts": _facts(read, experiments, clients),
         **_churn(read),
-        "answer": answer(results, len(unfinished) + _missing(experiments, len(folders))),
+        "answer": answer(results, unfinished + _waiting(experiments, len(read))),
+        "stages": [{"name": stage, "unseen": unseen(stage), "about": ABOUT[stage]} for stage in SEEN],
         "clients": clients, "classes": _classes(read), "labels": labels_of(read[0][0].config()), "methods": methods,
         "notes": _notes(read, budget), "runs": _runs(read), "reproduce": _reproduce(read, experiments),
         "progress": _progress(read, experiments),
@@ -101,8 +101,8 @@ def _same_clients(read: Sequence[tuple[Folder, Result]]) -> None:
     for folder, result in read:
         if result.names != first:
             raise CoterieError(
-                f"{folder.path} has {len(result.names)} clients and {read[0][0].path} has {len(first)}, or they are "
-                "others; a report compares runs on the same clients."
+                f"{folder.path} has {counted(len(result.names), 'client')} and {read[0][0].path} has {len(first)}, or "
+                "they are others; a report compares runs on the same clients."
             )
 
 
@@ -151,8 +151,8 @@ def labels_of(config: dict[str, Any]) -> list[str] | None:
 def _method(name: str, group: list[Result], folders: list[Folder], clients: int, budget: int) -> dict[str, Any]:
     first = [stage for stage in STAGES if all(stage in run.stages for run in group)]
     return {
-        "name": name, "label": label_of(name, "served"), "adapted": label_of(name, "adapted"),
-        "seeds": [run.seed for run in group], "published": group[0].published,
+        "name": name, "label": label_of(name, SERVED), "labels": {stage: label_of(name, stage) for stage in SEEN},
+        "seeds": [run.seed for run in group], "published": group[0].printed,
         "values": {stage: _short(_values(group, stage, clients), 6) for stage in first},
         "curve": _curve(group, first), "tracks": _tracks(group, first, clients, budget),
         "conflicts": _conflicts(group, clients), "few": few(group, folders, clients, POINTS),
@@ -166,17 +166,18 @@ def _values(group: Sequence[Result], stage: str, clients: int) -> Floats:
     for line, run in zip(table, group):
         scores = run.at(stage)
         line[scores.clients] = scores.test[scores.metric]
-    return _mean(table)
+    return over_seeds(finite(table))
 
 
 def _curve(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]:
     """The mean over clients by evaluated round, and what had been sent and spent by then, as means over seeds."""
     rounds, _ = convergence(group, stages[0])
-    kept = _thinned(len(rounds), POINTS)
+    kept = thinned(len(rounds), POINTS)
     curve: dict[str, Any] = {"rounds": rounds[kept].astype(int).tolist()}
     for stage in stages:
         means = convergence(group, stage)[1][:, kept] / (100 if group[0].at(stages[0]).metric == "accuracy" else 1)
-        curve[stage] = {"mean": _short(_mean(means), 6), "low": _short(_low(means)), "high": _short(_high(means))}
+        middle = _short(over_seeds(finite(means)), 6)
+        curve[stage] = {"mean": middle, "low": _short(_low(means)), "high": _short(_high(means))}
     bytes_by = np.array([_until(run, rounds[kept], _sent) for run in group]).mean(0)
     seconds = np.array([_until(run, rounds[kept], lambda r: float(r.get("seconds", 0))) for run in group]).mean(0)
     return {**curve, "bytes": _short(bytes_by, 6), "seconds": _short(seconds)}
@@ -199,18 +200,18 @@ def _tracks(group: Sequence[Result], stages: Sequence[str], clients: int, budget
     if budget < 2:
         return None
     rounds = [evaluation.round for evaluation in group[0].history]
-    kept = [rounds[i] for i in _thinned(len(rounds), min(budget, POINTS))]
+    kept = [rounds[i] for i in thinned(len(rounds), min(budget, POINTS))]
     found: dict[str, Any] = {"rounds": kept}
-    for stage in (stage for stage in stages if not stage.startswith("unseen")):
+    for stage in (stage for stage in stages if stage in SEEN):
         table = np.full((len(group), len(kept), clients), np.nan)
         for one, run in zip(table, group):
             for evaluation in run.history:
                 if evaluation.round in kept and stage in evaluation.stages:
                     scores = evaluation.stages[stage]
                     one[kept.index(evaluation.round), scores.clients] = scores.test[scores.metric]
-        found[stage] = [_short(line, 3) for line in _mean(table).T]
-    unseen = {f"unseen_{s}": found[s] for s in ("served", "adapted") if s in found and f"unseen_{s}" in stages}
-    for stage, lines in unseen.items():  # unseen clients have numbers of their own, so both fit one table
+        found[stage] = [_short(line, 3) for line in over_seeds(finite(table)).T]
+    apart = {unseen(stage): found[stage] for stage in SEEN if stage in found and unseen(stage) in stages}
+    for stage, lines in apart.items():  # unseen clients have numbers of their own, so both fit one table
         for evaluation in group[0].history:
             if evaluation.round in kept and stage in evaluation.stages:
                 scores = evaluation.stages[stage]
@@ -229,8 +230,8 @@ def _conflicts(group: Sequence[Result], clients: int) -> dict[str, Any] | None:
     if matrix is not None:
         record = next(r["report"] for run in group for r in reversed(run.rounds) if "cosines" in r["report"])
         ids = np.array(record.get("clients", range(len(matrix))))
-        named = "clients" in record or len(matrix) == clients or len(group[0].at("served").clients) == len(matrix)
-        kept = np.unique(np.linspace(0, len(matrix) - 1, min(MATRIX, len(matrix))).round().astype(int))
+        named = "clients" in record or len(matrix) == clients or len(group[0].at(SERVED).clients) == len(matrix)
+        kept = thinned(len(matrix), MATRIX)
         matrix, ids = np.nan_to_num(matrix[np.ix_(kept, kept)]), ids[kept]
         order = alike(matrix)
         found["cosines"] = np.round(100 * matrix[np.ix_(order, order)]).astype(int).tolist()
@@ -240,7 +241,7 @@ def _conflicts(group: Sequence[Result], clients: int) -> dict[str, Any] | None:
 
 def _newcomers(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]:
     """By stage, how newcomers fare by rounds since arrival; no key where nobody arrived."""
-    read = {stage: newcomers(group, stage, POINTS) for stage in ("served", "adapted") if stage in stages}
+    read = {stage: newcomers(group, stage, POINTS) for stage in SEEN if stage in stages}
     short = {
         stage: {**one, **{name: _short(one[name], 6) for name in ("age", "mean", "start")}}
         for stage, one in read.items() if one is not None
@@ -264,34 +265,30 @@ def _churn(read: Sequence[tuple[Folder, Result]]) -> dict[str, Any]:
 
 
 def _experiment(path: Path) -> dict[str, Any] | None:
-    file = path / "experiment.json"
+    """What experiment.json holds, the folder, and how many runs were asked for; None for runs started from Python."""
+    file = path / EXPERIMENT
     if not file.is_file():
         return None
     try:
         found: dict[str, Any] = json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as reason:
+        wanted = Experiment.of(found["experiment"], str(file)).count(bool(found.get("single")))
+        return {**found, "folder": str(path), "wanted": wanted}
+    except CoterieError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as reason:
         raise CoterieError(f"{file} is damaged: {reason}.") from reason
-    return {**found, "folder": str(path)}
 
 
-def _wanted(experiment: dict[str, Any]) -> int:
-    """How many runs an experiment has when it is finished; Local and FedAvg take part whether named or not."""
-    if experiment.get("single"):
-        return 1
-    inner = experiment["experiment"]
-    names = dict.fromkeys(("local", "fedavg", *inner.get("methods", ())))
-    return len(names) * int(inner.get("seeds", 1))
-
-
-def _missing(experiments: Sequence[dict[str, Any]], there: int) -> int:
-    return max(0, sum(map(_wanted, experiments)) - there) if experiments else 0
+def _waiting(experiments: Sequence[dict[str, Any]], begun: int) -> int:
+    """How many of the runs asked for have nothing to show yet."""
+    return max(0, sum(int(experiment["wanted"]) for experiment in experiments) - begun)
 
 
 def _progress(read: Sequence[tuple[Folder, Result]], experiments: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Rounds done and asked for over all runs, also those that have not begun."""
     rounds = [int(folder.config()["training"]["rounds"]) for folder, _ in read]
     done = [asked if folder.finished else len(result.rounds) for (folder, result), asked in zip(read, rounds)]
-    waiting = _missing(experiments, len(read))
+    waiting = _waiting(experiments, len(read))
     return {
         "runs": len(read) + waiting, "finished": sum(folder.finished for folder, _ in read),
         "rounds": sum(rounds) + waiting * max(rounds), "done": sum(done),
@@ -305,17 +302,17 @@ def _facts(
     config = read[0][0].config()
     recipe = config.get("federation", {})
     seen = sum(client["seen"] for client in clients)
-    unseen = f" and {len(clients) - seen} unseen" if len(clients) > seen else ""
+    others = f" and {len(clients) - seen} unseen" if len(clients) > seen else ""
     found = [Path(str(recipe["data"])).name] if "data" in recipe else []
     if "partition" in recipe:
         alpha = f" {recipe['alpha']}" if "alpha" in recipe else ""
         found.append(f"{recipe['partition']}{alpha}")
-    found.append(f"{seen} clients{unseen}")
+    found.append(f"{counted(seen, 'client')}{others}")
     found += [f"model {experiments[0]['experiment']['model']}"] if experiments else []
     training = config["training"]
-    found.append(f"{training['rounds']} rounds, learning rate {training['lr']:g}")
+    found.append(f"{counted(training['rounds'], 'round')}, learning rate {training['lr']:g}")
     seeds = sorted({result.seed for _, result in read})
-    return [*found, f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"]
+    return [*found, counted(len(seeds), "seed")]
 
 
 def _title(paths: Sequence[Path]) -> str:
@@ -361,17 +358,6 @@ def _reproduce(read: Sequence[tuple[Folder, Result]], experiments: Sequence[dict
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
-
-
-def _thinned(count: int, most: int) -> NDArray[np.int64]:
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
-
-
-def _mean(values: Floats) -> Floats:
-    """Over the first axis, of what is a number there."""
-    there = np.isfinite(values)
-    total = np.where(there, values, 0).sum(0)
-    return np.where(there.any(0), total / np.maximum(there.sum(0), 1), np.nan)
 
 
 def _low(values: Floats) -> Floats:

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.data.federation import SPLITS, guess
+from coterie.data import SPLITS
 from coterie.errors import CoterieError
+from coterie.evaluation.constant import guess
+from coterie.report.series import Floats
 from coterie.report.table import number
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 EXACT = 1e-6

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.report.series import thinned
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 
@@ -17,6 +18,8 @@ ONE_FOR_ALL = 0.9
 """Collapsed: one model is used by at least this share of the clients."""
 ALIKE = 0.1
 """Collapsed: the two models farthest apart differ by at most this part of the way the models have gone."""
+BY_MODEL = ("mass", "clients_per_model", "importance")
+"""Names of numbers by model in rounds of earlier versions, whose runs do not say their method's `by_model`."""
 
 
 def few(group: Sequence[Result], folders: Sequence[Folder], clients: int, points: int) -> dict[str, Any] | None:
@@ -27,19 +30,19 @@ def few(group: Sequence[Result], folders: Sequence[Folder], clients: int, points
     """
     ends = [folder.models() for folder in folders]
     recorded = [_recorded(run) for run in group]
-    counted = any("clients_per_model" in r["report"] or "mass" in r["report"] for run in group for r in run.rounds)
-    if not any(ends) and not any(len(found["rounds"]) for found in recorded) and not counted:
+    numbers = [_numbers(run, words(folder)) for run, folder in zip(group, folders)]
+    if not any(ends) and not any(len(found["rounds"]) for found in recorded) and not any(numbers):
         return None
     judgements = [judged(end) if end else None for end in ends]
     first = _shown(judgements)
     end, over = ends[first], recorded[first]
-    kept = np.unique(np.linspace(0, len(over["w"]) - 1, min(points, len(over["w"]))).round().astype(int)).tolist()
+    kept = thinned(len(over["w"]), points).tolist()
     found = {
-        "seed": group[first].seed, "models": _models(end, over, group[first]),
+        "seed": group[first].seed, "models": _models(end, over, numbers[first]),
         "rounds": [over["rounds"][i] for i in kept] if over["w"] else [],
         "w": [_table(over["w"][i], over["clients"][i], clients) for i in kept] if over["w"] else [],
         "alpha": [_line(over["alpha"][i], over["clients"][i], clients) for i in kept] if any(over["alpha"]) else [],
-        "mass": _mass(group[first], points), "apart": [over["apart"][i] for i in kept] if any(over["apart"]) else [],
+        "mass": _mass(numbers[first], points), "apart": [over["apart"][i] for i in kept] if any(over["apart"]) else [],
         "end": _json(end), "verdict": "unknown", "words": "", "worth": worth(end) if end else None,
     }
     told = judgements[first]
@@ -48,6 +51,12 @@ def few(group: Sequence[Result], folders: Sequence[Folder], clients: int, points
     else:
         found["words"] = "The run is not finished, or an earlier version made it: which model a client uses is unknown."
     return found
+
+
+def words(folder: Folder) -> tuple[str, ...]:
+    """The names under which the run's method may report how much each of its models was used; usually one."""
+    config = folder.config()
+    return (str(config["by_model"]),) if "by_model" in config else BY_MODEL
 
 
 def judged(end: dict[str, Any]) -> tuple[str, str]:
@@ -117,13 +126,18 @@ def _recorded(run: Result) -> dict[str, list[Any]]:
     }
 
 
-def _models(end: dict[str, Any] | None, over: dict[str, list[Any]], run: Result) -> int:
+def _numbers(run: Result, names: Sequence[str]) -> list[tuple[int, list[float]]]:
+    """Round by round, how much each model was used, under the first of these names that the round reports."""
+    found = [(int(r["round"]) + 1, [r["report"][name] for name in names if name in r["report"]]) for r in run.rounds]
+    return [(t, numbers[0]) for t, numbers in found if numbers]
+
+
+def _models(end: dict[str, Any] | None, over: dict[str, list[Any]], numbers: list[tuple[int, list[float]]]) -> int:
     if end:
         return len(end["apart"])
     if over["w"]:
         return len(over["w"][-1][0])
-    last = run.rounds[-1]["report"]
-    return len(last.get("mass", last.get("clients_per_model", [0])))
+    return len(numbers[-1][1]) if numbers else 1
 
 
 def _table(w: list[list[float]], ids: Sequence[int], clients: int) -> list[list[int] | None]:
@@ -141,17 +155,12 @@ def _line(alpha: list[float] | None, ids: Sequence[int], clients: int) -> list[f
     return line
 
 
-def _mass(run: Result, points: int) -> dict[str, Any] | None:
+def _mass(numbers: list[tuple[int, list[float]]], points: int) -> dict[str, Any] | None:
     """The share of the training that each model got, round by round: of the weights, or of the clients."""
-    found = []
-    for record in run.rounds:
-        report = record["report"]
-        mass = next((report[name] for name in ("mass", "clients_per_model", "importance") if name in report), None)
-        if mass is not None and sum(mass) > 0:
-            found.append((int(record["round"]) + 1, [round(m / sum(mass), 4) for m in mass]))
+    found = [(t, [round(m / sum(mass), 4) for m in mass]) for t, mass in numbers if sum(mass) > 0]
     if not found:
         return None
-    kept = np.unique(np.linspace(0, len(found) - 1, min(2 * points, len(found))).round().astype(int)).tolist()
+    kept = thinned(len(found), 2 * points).tolist()
     return {"rounds": [found[i][0] for i in kept], "share": [found[i][1] for i in kept]}
 
 

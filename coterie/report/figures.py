@@ -12,13 +12,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from numpy.typing import NDArray
 
-from coterie.report.bubbles import INK, SEEN, UNSEEN, label_classes, label_clients
+from coterie.errors import counted
+from coterie.evaluation.stages import SEEN, SERVED, title, unseen
+from coterie.report.bubbles import INK, SEEN_COLOUR, UNSEEN_COLOUR, label_classes, label_clients
 from coterie.report.plots import COLOURS, dress, line_style, new_figure
+from coterie.report.series import Floats, thinned
 from coterie.report.table import human_bytes, human_seconds
 
-Floats = NDArray[np.float64]
 Data = dict[str, Any]
 
 GAIN, LOSS, SAME = COLOURS[0], COLOURS[1], "#9aa3ab"
@@ -44,11 +45,11 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
     """Name and figure, in the order of the page."""
     method, stage = focus(data)
     base = _named(data, "fedavg")
-    if base is method and stage == "served":
+    if base is method and stage == SERVED:
         base = _named(data, "local")
-    if base is not None and (base is not method or stage != "served"):
+    if base is not None and (base is not method or stage != SERVED):
         yield "clients", _clients(data, method, stage, base)
-    stages = [s for s in ("served", "adapted") if any(s in m["values"] for m in data["methods"])]
+    stages = [s for s in SEEN if any(s in m["values"] for m in data["methods"])]
     yield "distribution", _strips(data, stages, seen=True)
     yield "convergence", _convergence(data, stages)
     if any("newcomers" in m for m in data["methods"]):
@@ -62,17 +63,17 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
         yield "conflicts", _conflicts(data)
     if all(c["train"] is not None for c in data["clients"]):
         baselines = [_named(data, name) for name in ("fedavg", "local")]
-        against = [m for m in baselines if m is not None and (m is not method or stage != "served")]
+        against = [m for m in baselines if m is not None and (m is not method or stage != SERVED)]
         if against:
             yield "size", _size(data, method, stage, against)
-    unseen = [s for s in stages if any(f"unseen_{s}" in m["values"] for m in data["methods"])]
-    if unseen:
-        yield "unseen", _strips(data, unseen, seen=False)
+    later = [s for s in stages if any(unseen(s) in m["values"] for m in data["methods"])]
+    if later:
+        yield "unseen", _strips(data, later, seen=False)
 
 
 def focus(data: Data) -> tuple[Data, str]:
     """The method and stage that the headline names, with which the page opens, too."""
-    name, stage = data["answer"].get("mean", (data["methods"][0]["name"], "served"))
+    name, stage = data["answer"].get("mean", (data["methods"][0]["name"], SERVED))
     return next(m for m in data["methods"] if m["name"] == name), stage
 
 
@@ -80,7 +81,7 @@ def focus(data: Data) -> tuple[Data, str]:
 
 
 def _clients(data: Data, method: Data, stage: str, base: Data) -> Figure:
-    before, after = _values(base, "served"), _values(method, stage)
+    before, after = _values(base, SERVED), _values(method, stage)
     gain = (after - before) * (1 if data["higher"] else -1)
     order = [i for i in np.argsort(-gain, kind="stable") if np.isfinite(gain[i])]
     figure = new_figure(9, 4)
@@ -112,7 +113,7 @@ def _strips(data: Data, stages: Sequence[str], seen: bool) -> Figure:
             axes.scatter(_scaled(data, values), line + shift, s=12, color=tint, alpha=0.55, linewidths=0)
             if len(values):
                 axes.vlines(_scaled(data, values).mean(), line - 0.35, line + 0.35, color=INK, linewidth=1.8)
-        _title(axes, f"{'' if seen else 'unseen clients, '}{stage}")
+        _title(axes, title(_key(stage, seen)))
         axes.set_xlabel(_what(data), fontsize=9, color=INK)
         dress(axes)
     grid[0].set_yticks(range(len(shown)), [m["label"] for m in shown])
@@ -171,15 +172,15 @@ def _newcomers(data: Data, stages: Sequence[str], chosen: Data) -> Figure:
 
 def _classes(data: Data) -> Figure:
     held = [c for c in data["clients"] if c["classes"]]
-    held = [held[i] for i in np.unique(np.linspace(0, len(held) - 1, min(MOST_CLIENTS, len(held))).round().astype(int))]
+    held = [held[i] for i in thinned(len(held), MOST_CLIENTS)]
     counts = np.array([c["classes"] for c in held])
     width, height = np.clip(1.8 + 0.3 * len(held), 5.6, 13), np.clip(1.6 + 0.3 * data["classes"], 3, 9)
     figure = new_figure(float(width), float(height))
     axes = figure.add_subplot()
     place, label = np.nonzero(counts)
-    tint = np.where([held[p]["seen"] for p in place], SEEN, UNSEEN)
+    tint = np.where([held[p]["seen"] for p in place], SEEN_COLOUR, UNSEEN_COLOUR)
     axes.scatter(place, label, s=160 * counts[place, label] / counts.max(), c=tint, alpha=0.8, linewidths=0, zorder=3)
-    _title(axes, f"who holds which class; the largest bubble is {counts.max()} samples")
+    _title(axes, f"who holds which class; the largest bubble is {counted(counts.max(), 'sample')}")
     dress(axes)
     label_clients(axes, [c["name"] for c in held], float(width) - 1)
     axes.set_xlabel("client" + ("" if all(c["seen"] for c in held) else " (orange: unseen)"), fontsize=9, color=INK)
@@ -270,7 +271,7 @@ def _size(data: Data, method: Data, stage: str, against: Sequence[Data]) -> Figu
     grid = figure.subplots(1, len(against), squeeze=False)[0]
     n = np.array([c["train"] for c in data["clients"]], dtype=float)
     for axes, base in zip(grid, against):
-        gain = (_values(method, stage) - _values(base, "served")) * (1 if data["higher"] else -1)
+        gain = (_values(method, stage) - _values(base, SERVED)) * (1 if data["higher"] else -1)
         there = np.isfinite(gain) & (n > 0)
         tint = np.select([gain[there] > 0, gain[there] < 0], [GAIN, LOSS], SAME)
         axes.scatter(n[there], _scaled(data, gain[there]), c=tint, s=22, alpha=0.75, linewidths=0, zorder=3)
@@ -291,12 +292,12 @@ def _named(data: Data, name: str) -> Data | None:
 
 
 def _label(method: Data, stage: str) -> str:
-    found = str(method["adapted" if stage == "adapted" else "label"])
+    found = str(method["labels"][stage])
     return found if found != method["label"] else f"{found} ({stage})"
 
 
 def _key(stage: str, seen: bool) -> str:
-    return stage if seen else f"unseen_{stage}"
+    return stage if seen else unseen(stage)
 
 
 def _values(method: Data, stage: str) -> Floats:

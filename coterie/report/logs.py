@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from coterie.errors import CoterieError, unknown
 from coterie.evaluation.summary import summarise
+from coterie.report.few import words
+from coterie.running.folder import Folder
 from coterie.running.runs import Progress, Watch
 
 
@@ -74,14 +76,17 @@ class Log:
 
     def __init__(self, kind: str, folder: Path, name: str, options: dict[str, Any], first: int = 0) -> None:
         """`first` is the round that a resumed run goes on from."""
-        check(kind)
+        require_logger(kind)
+        self._folder = Folder(folder)
+        self._words: tuple[str, ...] = ()
         self._sink = SINKS[kind](folder, name, options, first)
         self._round, self._evaluated = first, -1
 
     def __call__(self, state: Progress) -> None:
         numbers: dict[str, float] = {}
         if state.record is not None and state.round > self._round:
-            numbers |= dict(_of_round(state.record))
+            self._words = self._words or words(self._folder)  # config.json is there once a round is over
+            numbers |= dict(_of_round(state.record, self._words))
             self._round = state.round
         if state.latest.round > self._evaluated and state.latest.round == state.round:
             for stage, scores in state.latest.stages.items():
@@ -98,7 +103,7 @@ class Log:
         self._sink.close()
 
 
-def check(kind: str) -> None:
+def require_logger(kind: str) -> None:
     """Raise before anything runs if there is no such logger here."""
     if kind not in SINKS:
         raise unknown("logger", kind, SINKS)
@@ -116,8 +121,8 @@ def several(*watches: Watch) -> Watch:
     return tell
 
 
-def _of_round(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Participants, bytes, seconds, and the method's own numbers; those of several models are numbered."""
+def _of_round(record: dict[str, Any], by_model: Sequence[str]) -> Iterator[tuple[str, float]]:
+    """Participants, bytes, seconds, and the method's own numbers; those `by_model` are numbered."""
     yield "round/participants", float(record["participants"])
     yield "round/seconds", float(record["seconds"])
     for way in ("down", "up"):
@@ -125,6 +130,6 @@ def _of_round(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in record["report"].items():
         if isinstance(value, int | float):
             yield f"method/{name}", float(value)
-        elif name in ("mass", "clients_per_model", "importance"):
+        elif name in by_model:
             for k, one in enumerate(value):
                 yield f"method/{name}_{k + 1}", float(one)

@@ -14,6 +14,12 @@ from coterie.errors import CoterieError
 from coterie.report.data import gather
 from coterie.report.figures import draw
 
+SCRIPTS = (
+    "state", "dom", "numbers", "chart", "focus", "answer", "table", "clients", "spread", "convergence", "newcomers",
+    "classes", "few", "conflicts", "size", "reproduce", "card", "controls", "watch", "start",
+)
+"""The files of the page's program, in the order in which they run; they share one scope."""
+
 
 def write(paths: Sequence[Path], out: Path) -> tuple[Path, Path]:
     """Write the page of these runs or comparisons to `out`; returns it and the folder of figures."""
@@ -32,11 +38,18 @@ def write(paths: Sequence[Path], out: Path) -> tuple[Path, Path]:
 
 
 def page(data: dict[str, Any]) -> str:
-    """The whole page as text; template, style and program are files beside this one."""
-    here = files("coterie.report")
+    """The whole page as text: template, style and program, which are files in the folder `web`, and the data."""
+    web = files("coterie.report") / "web"
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")  # no tag can end the script
     parts = {
-        "TITLE": html.escape(f"coterie report: {data['title']}"), "CSS": (here / "page.css").read_text("utf-8"),
-        "JS": (here / "page.js").read_text("utf-8"), "DATA": text,
+        "TITLE": html.escape(f"coterie report: {data['title']}"), "CSS": (web / "page.css").read_text("utf-8"),
+        "JS": program(), "DATA": text,
     }
-    return re.sub("%(TITLE|CSS|JS|DATA)%", lambda found: parts[found[1]], (here / "page.html").read_text("utf-8"))
+    return re.sub("%(TITLE|CSS|JS|DATA)%", lambda found: parts[found[1]], (web / "page.html").read_text("utf-8"))
+
+
+def program() -> str:
+    """All scripts as one, inside a function, so that their names are theirs alone."""
+    web = files("coterie.report") / "web"
+    scripts = "\n".join((web / f"{name}.js").read_text("utf-8") for name in SCRIPTS)
+    return f'"use strict";\n(() => {{\n{scripts}}})();'

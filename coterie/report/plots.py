@@ -13,14 +13,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
 from matplotlib.typing import LineStyleType
-from numpy.typing import NDArray
 
+from coterie.evaluation.stages import ADAPTED, SEEN, SERVED
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.report.bubbles import INK
+from coterie.report.series import Floats, finite, over_seeds
 from coterie.report.table import by_method, label_of
 from coterie.running.result import Result, When
-
-Floats = NDArray[np.float64]
 
 # Ten colours as far apart as was found, for all readers and for red- and green-blind ones, none of them faint on white;
 # the page has the same. The second five are dashed, so that lines differ in more than their colour.
@@ -34,8 +33,8 @@ def line_style(number: int) -> str:
     return LINES[number // 5 % len(LINES)]
 
 
-STAGES = {"served": COLOURS[0], "adapted": COLOURS[1]}
-DASHES: dict[str, LineStyleType] = {"served": "-", "adapted": (0, (4, 2))}
+STAGE_COLOURS = dict(zip(SEEN, COLOURS))
+DASHES: dict[str, LineStyleType] = {SERVED: "-", ADAPTED: (0, (4, 2))}
 OTHERS = "#d9d9d9"
 GRID = "#e6e6e6"
 WIDE = 20  # errors that differ by more than this factor are drawn on a logarithmic axis
@@ -68,9 +67,9 @@ def newcomers(results: Sequence[Result], path: str | Path) -> Path:
     figure = new_figure(7.5, 3.6)
     axes = figure.subplots()
     for number, (method, group) in enumerate(runs.items()):
-        age, mean = ages(group, "served")
+        age, mean = ages(group, SERVED)
         axes.plot(age, mean, color=COLOURS[number % len(COLOURS)], marker="o", markersize=3, linewidth=1.3,
-                  linestyle=line_style(number), label=label_of(method, "served"), zorder=3)
+                  linestyle=line_style(number), label=label_of(method, SERVED), zorder=3)
     dress(axes)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
     what = "accuracy in %" if _metric(results) == "accuracy" else "MSE"
@@ -137,7 +136,7 @@ def _metric(runs: Sequence[Result]) -> str:
 
 
 def _stages(runs: Sequence[Result]) -> list[str]:
-    return [stage for stage in STAGES if all(stage in run.stages for run in runs)]
+    return [stage for stage in SEEN if all(stage in run.stages for run in runs)]
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
@@ -149,7 +148,7 @@ def _draw_clients(axes: Axes, runs: Sequence[Result], when: When) -> None:
         # Clients of equal value lie on top of each other without it; the golden ratio spreads neighbours evenly.
         shift = 0.3 * ((np.arange(len(values)) * 0.618034 + 0.5) % 1 - 0.5)
         size, alpha = (26, 0.55) if len(values) <= 40 else (12, 0.4)
-        axes.scatter(values, -strip + shift, s=size, color=STAGES[stage], alpha=alpha, linewidths=0, zorder=3)
+        axes.scatter(values, -strip + shift, s=size, color=STAGE_COLOURS[stage], alpha=alpha, linewidths=0, zorder=3)
         if len(values):
             axes.vlines(values.mean(), -strip - 0.3, -strip + 0.3, color=INK, linewidth=1.8, zorder=4)
     axes.set_ylim(-1.55, 0.55)
@@ -157,7 +156,7 @@ def _draw_clients(axes: Axes, runs: Sequence[Result], when: When) -> None:
 
 
 def _row_title(method: str) -> str:
-    served, adapted = label_of(method, "served"), label_of(method, "adapted")
+    served, adapted = label_of(method, SERVED), label_of(method, ADAPTED)
     return served if adapted == served else f"{served}  (adapted: {adapted})"
 
 
@@ -165,25 +164,19 @@ def _draw_convergence(axes: Axes, runs: Sequence[Result], others: Iterable[Seque
     for other in others:
         for stage in _stages(other):
             rounds, means = convergence(other, stage)
-            axes.plot(rounds, _over_seeds(means), color=OTHERS, linewidth=0.6, zorder=1)
+            axes.plot(rounds, over_seeds(finite(means)), color=OTHERS, linewidth=0.6, zorder=1)
     for stage in _stages(runs):
         rounds, means = convergence(runs, stage)
-        colour = STAGES[stage]
+        colour = STAGE_COLOURS[stage]
         if len(means) > 1:
             axes.fill_between(
                 rounds, np.fmin.reduce(means), np.fmax.reduce(means), color=colour, alpha=0.2, linewidth=0, zorder=2
             )
         marker = "o" if len(rounds) == 1 else ""
         axes.plot(
-            rounds, _over_seeds(means), color=colour, linewidth=1.5, linestyle=DASHES[stage], marker=marker,
+            rounds, over_seeds(finite(means)), color=colour, linewidth=1.5, linestyle=DASHES[stage], marker=marker,
             markersize=4, zorder=3,
         )
-
-
-def _over_seeds(means: Floats) -> Floats:
-    there = np.isfinite(means)
-    total = np.where(there, means, 0).sum(axis=0)
-    return np.where(there.any(axis=0), total / np.maximum(there.sum(axis=0), 1), np.nan)
 
 
 def _dress_clients(column: Sequence[Axes], runs: Sequence[Sequence[Result]], when: When) -> None:
@@ -255,9 +248,9 @@ def _plain_log(axes: Axes, side: str) -> None:
 
 
 def _legend(runs: Sequence[Sequence[Result]]) -> list[Line2D | Patch]:
-    present = [stage for stage in STAGES if any(stage in _stages(group) for group in runs)]
+    present = [stage for stage in SEEN if any(stage in _stages(group) for group in runs)]
     handles: list[Line2D | Patch] = [
-        Line2D([], [], color=STAGES[stage], linestyle=DASHES[stage], marker="o", markersize=4, label=stage)
+        Line2D([], [], color=STAGE_COLOURS[stage], linestyle=DASHES[stage], marker="o", markersize=4, label=stage)
         for stage in present
     ]
     handles.append(

@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import summarise
 from coterie.running.runs import Progress as State
 
@@ -43,8 +44,8 @@ class Live:
 
     def __call__(self, state: State) -> None:
         self._done[state.method, state.seed] = state.round
-        served = summarise(state.latest.stages["served"])
-        accuracy = state.latest.stages["served"].metric == "accuracy"
+        scores = state.latest.stages[SERVED]
+        served, accuracy = summarise(scores), scores.metric == "accuracy"
         mean, worst = (f"{100 * v:.1f} %" if accuracy else f"{v:.4g}" for v in (served.mean, served.worst))
         clients = f"mean {mean}  worst {worst}"
         number = list(self._done).index((state.method, state.seed)) + 1

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.errors import CoterieError
+from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.running.result import Result, When
 
@@ -61,7 +62,7 @@ class Line:
 
     @property
     def trains_before_use(self) -> bool:
-        return self.stage == "served" and self.steps > 0
+        return self.stage == SERVED and self.steps > 0
 
 
 def rows(results: Sequence[Result], when: When = "chosen") -> list[Line]:
@@ -69,12 +70,12 @@ def rows(results: Sequence[Result], when: When = "chosen") -> list[Line]:
     runs = by_method(results)
     found = [
         _line(group, stage, when)
-        for stage in ("served", "adapted")
+        for stage in SEEN
         for group in runs.values()
         if all(stage in run.stages for run in group)
     ]
     if not found:
-        raise CoterieError("there is no evaluation of the stage served or adapted to show.")
+        raise CoterieError(f"there is no evaluation of the stage {' or '.join(SEEN)} to show.")
     return found
 
 
@@ -95,7 +96,7 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def label_of(method: str, stage: str) -> str:
     """FedAvg's model after local training is, by definition, FedAvg + fine-tune; of a file only its name is shown."""
-    if stage == "adapted" and fine_tunes(method):
+    if stage == ADAPTED and fine_tunes(method):
         return f"{method} + fine-tune"
     return re.sub(r"^.*/(?=[^/]+\.py:)", "", method)
 
@@ -129,7 +130,7 @@ def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
 def beside_paper(results: Sequence[Result], printed: Mapping[str, str]) -> Table | None:
     """What a paper printed beside our means, for methods that are in both; None where there is none."""
     lines = {(_plainly(line.method), line.stage): line for line in rows(results)}
-    methods = [name for name in printed if (name, "served") in lines]
+    methods = [name for name in printed if (name, SERVED) in lines]
     if not methods:
         return None
     table = Table(
@@ -138,10 +139,10 @@ def beside_paper(results: Sequence[Result], printed: Mapping[str, str]) -> Table
         title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False,
         pad_edge=False, min_width=80,
     )
-    for name in ("method", "paper", "here, served", "here, adapted"):
+    for name in ("method", "paper", *(f"here, {stage}" for stage in SEEN)):
         table.add_column(name, justify="left" if name == "method" else "right")
     for name in methods:
-        ours = [lines[name, stage] for stage in ("served", "adapted")]
+        ours = [lines[name, stage] for stage in SEEN]
         table.add_row(escape(name), printed[name], *(shown(line, line.mean) for line in ours))
     return table
 
@@ -151,7 +152,7 @@ def _plainly(method: str) -> str:
     return "+".join(part.partition(":")[0] for part in method.split("+"))
 
 
-def newcomers(results: Sequence[Result], stage: str = "served") -> Table | None:
+def newcomers(results: Sequence[Result], stage: str = SERVED) -> Table | None:
     """How clients that arrived during training fare, by the rounds since their arrival; None where nobody did.
 
     A cell is the mean over these clients, the evaluations that found them so long after their arrival, and the seeds.
@@ -243,13 +244,13 @@ def _line(runs: Sequence[Result], stage: str, when: When) -> Line:
         lowest=average("lowest"),
         best=average("best"),
         jain=average("jain"),
-        unseen=_unseen(runs, f"unseen_{stage}", when),
+        unseen=_unseen(runs, unseen(stage), when),
         epsilon=max(run.epsilon for run in runs),
         bytes_each_round=float(np.mean([run.bytes_each_round for run in runs])),
         seconds=float(np.mean([run.seconds for run in runs])),
         rounds=tuple(run.round_of(stage, when) for run in runs),
         steps=float(np.mean([one.steps.mean() for one in scores])),
-        published=runs[0].published == stage,
+        published=runs[0].printed == stage,
     )
 
 
@@ -393,10 +394,10 @@ def _plain(value: Any) -> Any:
 
 def fine_tuned(lines: Sequence[Line]) -> Line | None:
     """FedAvg + fine-tune among the lines."""
-    wanted = (("fedavg", "adapted"), ("fedavgft", "served"))
+    wanted = (("fedavg", ADAPTED), ("fedavgft", SERVED))
     return next((x for w in wanted for x in lines if (_name(x.method), x.stage) == w), None)
 
 
 def alone(lines: Sequence[Line]) -> Line | None:
     """Local, as served, among the lines."""
-    return next((line for line in lines if _name(line.method) == "local" and line.stage == "served"), None)
+    return next((line for line in lines if _name(line.method) == "local" and line.stage == SERVED), None)

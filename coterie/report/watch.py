@@ -15,6 +15,7 @@ from coterie.errors import CoterieError
 from coterie.report.data import gather
 from coterie.report.page import page
 from coterie.running.folder import inside
+from coterie.running.saved import EXPERIMENT
 
 FRESH_SECONDS = 2.0
 """How long gathered data are served before the files are read again."""
@@ -48,7 +49,7 @@ class Watcher:
 
 def _asked_for(path: Path) -> bool:
     """Whether a run was begun there, even if there is nothing to show of it yet."""
-    return (path / "experiment.json").is_file() or bool(inside(path))
+    return (path / EXPERIMENT).is_file() or bool(inside(path))
 
 
 def server(paths: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:

@@ -1,4 +1,4 @@
-"""`coterie check mine.py:Mine`: does a method keep the contract? A few small runs on made-up clients, a line each."""
+"""`coterie check mine.py:Mine`: does a method keep the contract? Small runs on made-up clients, a line a demand."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from coterie import registry
 from coterie.data import Federation
 from coterie.errors import CoterieError
+from coterie.evaluation.stages import ADAPTED, unseen
 from coterie.running.clients import local
 from coterie.running.config import Training
 from coterie.running.simulation import Simulation
 
 SIZES = (12, 7, 9, 1, 6, 10)
-"""Training samples of the clients; the last two take no part in training."""
-ROUNDS, SAME = 3, 1e-10
+"""Training samples of the clients; the last two are there where newcomers are tried, and take no part in training."""
+ROUNDS = 3
+SAME = 1e-10
 """How far two ways to the same result may be apart, by the size of the numbers."""
 
 
@@ -31,8 +33,8 @@ class Finding:
     wrong: str
 
 
-def check(spec: str) -> list[Finding]:
-    """What a method, by its spelling, must do on any engine and any federation, tried on a tiny one in float64."""
+def examine(spec: str) -> list[Finding]:
+    """What a method, by its spelling, must do on any federation, tried on tiny ones in float64, on the CPU."""
     registry.method(spec)  # an unknown one is refused here
     return [Finding(demand, _tried(tried, spec)) for demand, tried in DEMANDS.items()]
 
@@ -61,7 +63,11 @@ def _line(error: BaseException) -> str:
 
 
 def _clients(seed: int = 0) -> list[list[tuple[Tensor, Tensor]]]:
-    """[train, test, val][client]: 4 numbers a sample, 3 classes, every client with its own rule."""
+    """[train, test, val][client]: 4 numbers a sample, 3 classes.
+
+    The first four have a rule each, which of the numbers decides between which two classes; the last two have those of
+    the first two.
+    """
     rng = np.random.default_rng(seed)
     splits = []
     for count in (lambda n: n, lambda n: 4, lambda n: 3):
@@ -182,7 +188,7 @@ def _newcomers(spec: str) -> str:
     rows = _rows(_after(simulation))
     if not torch.isfinite(rows[4:]).all():
         return "an unseen client's model holds NaN or infinite numbers"
-    losses = simulation.evaluate().stages["unseen_adapted"].test["loss"]
+    losses = simulation.evaluate().stages[unseen(ADAPTED)].test["loss"]
     if not np.isfinite(losses).all():
         return "the loss of an unseen client is not finite"
     return _apart(rows[:4], _rows(_after(_simulation(spec))))

@@ -24,6 +24,7 @@ from coterie.engine.direct import Chain
 from coterie.engine.packing import IntArray
 from coterie.engine.stacked import Stacked
 from coterie.errors import CoterieError
+from coterie.evaluation.stages import ADAPTED, SEEN
 from coterie.running.config import Training
 
 ModelLike = nn.Module | Callable[[], nn.Module]
@@ -215,8 +216,8 @@ def score(method: Method, cohort: Cohort, payload: Record, mine: Record) -> dict
 def score_rows(cohort: Cohort, row: Tensor) -> dict[str, Measured]:
     """The stages `served` and `adapted` of the rows `[C, D]` that clients use."""
     found: dict[str, Measured] = {}
-    for stage in ("served", "adapted"):
-        row = cohort.train(row) if stage == "adapted" else row
+    for stage in SEEN:
+        row = cohort.train(row) if stage == ADAPTED else row
         found[stage] = (cohort.measure(row, "test"), cohort.measure(row, "val"), cohort.spent)
     return found
 

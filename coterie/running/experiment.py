@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from coterie import churn, files, models, registry
+from coterie import files, models, registry
 from coterie.contract.method import Method
-from coterie.data import Federation, Source, load, natural, partition, published, spelled
-from coterie.errors import CoterieError, unknown
+from coterie.data import Federation, Source, churn, load, natural, partition, published, spelled
+from coterie.errors import CoterieError, counted, unknown
 from coterie.options import build, options, parse_options
 from coterie.running.config import Training
 
 DEFAULT_PARTITION = "dirichlet:alpha=0.5"
+ALWAYS = ("local", "fedavg")
+"""Methods every comparison holds: Local, and FedAvg, whose `adapted` stage is FedAvg + fine-tune."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,28 @@ class Experiment:
     def chosen(self) -> list[Method]:
         return [registry.method(spec) for spec in self.methods]
 
+    def planned(self) -> list[Method]:
+        """What a comparison runs, with every seed."""
+        return with_baselines(self.chosen())
+
+    def count(self, single: bool) -> int:
+        """How many runs that makes; a method that cannot be built here, as its file is elsewhere, is one of its own."""
+        if single:
+            return 1
+        built, lost = [], set()
+        for spec in self.methods:
+            try:
+                built.append(registry.method(spec))
+            except CoterieError:
+                lost.add(spec)
+        return (len(with_baselines(built)) + len(lost)) * self.seeds
+
+
+def with_baselines(methods: Sequence[Method]) -> list[Method]:
+    """The methods in order, each once, behind the baselines that a comparison cannot do without."""
+    known = [registry.method(name) for name in ALWAYS]
+    return list(dict.fromkeys([*(b for b in known if b not in methods), *methods]))
+
 
 def read_toml(path: Path, depth: int = 0) -> dict[str, Any]:
     """The values of a TOML file over those of the file that it `extends`."""
@@ -216,6 +240,6 @@ def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment
 def check_clients(federation: Federation, asked: int | None) -> Federation:
     """The federation, unless a number of clients was asked for and the data have clients of their own."""
     if asked is not None and federation.recipe.get("partition") == "natural":
-        raise CoterieError(f"the data bring {federation.clients} clients of their own, so --clients does not apply; "
-                           f"--partition {DEFAULT_PARTITION} would deal them anew.")
+        raise CoterieError(f"the data bring {counted(federation.clients, 'client')} of their own, so --clients does "
+                           f"not apply; --partition {DEFAULT_PARTITION} would deal them anew.")
     return federation

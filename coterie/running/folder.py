@@ -27,16 +27,15 @@ import torch
 from torch import Tensor
 
 import coterie
-from coterie.data.federation import SPLITS, Federation
-from coterie.errors import CoterieError
+from coterie.data import SPLITS, Federation
+from coterie.errors import CoterieError, counted
 from coterie.evaluation.score import Evaluation, Scores
-from coterie.evaluation.stages import STAGES
+from coterie.evaluation.stages import SEEN, STAGES
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.options import respelled
 from coterie.running import checkpoint
 from coterie.running.result import Result
 
-SEEN = ("served", "adapted")
 RECORDS = ("metrics.jsonl", "clients.csv")
 COLUMNS = ("round", "stage", "client", "samples", "steps", "accuracy", "loss", "val_accuracy", "val_loss")
 
@@ -177,9 +176,9 @@ class Folder:
             seen = [int(s.clients.max()) for e in history for stage, s in e.stages.items() if stage in SEEN]
             if arrives and max(seen, default=0) >= len(arrives):
                 raise ValueError(f"clients.csv names clients beyond the {len(arrives)} of the churn")
-            published, names = str(config.get("published", "")), tuple(map(str, config.get("clients", ())))
+            printed, names = str(config.get("published", "")), tuple(map(str, config.get("clients", ())))
         return Result(
-            method, seed, history, rounds, sum(record["seconds"] for record in rounds), published, names, self.path,
+            method, seed, history, rounds, sum(record["seconds"] for record in rounds), printed, names, self.path,
             arrives=arrives,
         )
 
@@ -207,7 +206,8 @@ class Folder:
         if not path.is_file():
             inner = sorted(p.parent for p in self.path.glob("*/seed*/config.json"))
             if inner:
-                raise CoterieError(f"{self.path} holds {len(inner)} runs; name one of them, e.g. {inner[0]}.")
+                held = counted(len(inner), "run")
+                raise CoterieError(f"{self.path} holds {held}; name one of them, e.g. {inner[0]}.")
             raise CoterieError(f"{self.path} is not a run folder: it has no {name}.")
         try:
             found = json.loads(path.read_text())

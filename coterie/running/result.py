@@ -11,6 +11,7 @@ from torch import nn
 
 from coterie.errors import CoterieError, unknown
 from coterie.evaluation.score import Evaluation, Scores
+from coterie.evaluation.stages import SERVED, basis
 from coterie.evaluation.summary import chosen_round
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Result:
     history: tuple[Evaluation, ...]
     rounds: tuple[dict[str, Any], ...] = ()  # one record a round: participants, bytes, the method's own numbers
     seconds: float = 0.0  # time spent training, without evaluation
-    published: str = ""  # the stage the method's paper printed, for presets that reproduce its program
+    printed: str = ""  # the stage the method's paper printed, for presets that reproduce its program
     names: tuple[str, ...] = ()  # client names, seen first
     folder: Path | None = None
     simulation: Simulation | None = field(default=None, repr=False, compare=False)
@@ -40,10 +41,9 @@ class Result:
 
     def round_of(self, stage: str, when: When = "chosen") -> int:
         """The round reported: the last one, or the one chosen on validation data (for newcomers: as for the seen)."""
-        basis = "adapted" if stage.endswith("adapted") else "served"
-        return self.history[-1].round if when == "last" else chosen_round(self.history, basis)
+        return self.history[-1].round if when == "last" else chosen_round(self.history, basis(stage))
 
-    def at(self, stage: str = "served", when: When = "chosen") -> Scores:
+    def at(self, stage: str = SERVED, when: When = "chosen") -> Scores:
         """The clients' scores in a stage."""
         if stage not in self.stages:
             raise unknown("stage", stage, self.stages)

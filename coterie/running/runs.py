@@ -12,23 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from coterie import registry
-from coterie.churn import NEVER
 from coterie.contract.method import Method
 from coterie.contract.net import PerSample
 from coterie.data import Federation
-from coterie.errors import CoterieError
+from coterie.data.churn import NEVER
+from coterie.errors import CoterieError, Interrupted
 from coterie.evaluation.score import Evaluation
+from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import validation_score
 from coterie.options import build, respelled
 from coterie.running import checkpoint, server
 from coterie.running.config import Training
+from coterie.running.experiment import with_baselines
 from coterie.running.folder import Folder
 from coterie.running.joint import Settle, Stack, Work, alone, family, most_clients, pays
 from coterie.running.result import Result
 from coterie.running.simulation import ModelLike, Simulation
-
-ALWAYS = ("local", "fedavg")
-"""Methods every comparison holds: Local, and FedAvg, whose `adapted` stage is FedAvg + fine-tune."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,6 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
-
-
-class Interrupted(Exception):  # noqa: N818 (not an error)
-    """ctrl-C: the round was finished and the state saved."""
 
 
 def run(
@@ -140,12 +135,6 @@ def check(
     return reason
 
 
-def with_baselines(methods: Sequence[Method]) -> list[Method]:
-    """The methods in order, each once, behind the baselines that a comparison cannot do without."""
-    known = [registry.method(name) for name in ALWAYS]
-    return list(dict.fromkeys([*(b for b in known if b not in methods), *methods]))
-
-
 class _Driver:
     """The rounds of one run: train, evaluate, record, checkpoint, stop early."""
 
@@ -202,7 +191,7 @@ class _Driver:
         self._save()
         result = Result(
             self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
-            sum(r["seconds"] for r in self.rounds), simulation.method.published, simulation.federation.names,
+            sum(r["seconds"] for r in self.rounds), simulation.method.printed, simulation.federation.names,
             self.folder.path if self.folder else None, simulation, _arrivals(simulation.federation),
         )
         if self.folder is not None:
@@ -251,7 +240,7 @@ class _Driver:
         """No better validation score in the last `patience` evaluations."""
         if not self.training.patience:
             return False
-        scores = [validation_score(e.stages["served"]) for e in self.history]
+        scores = [validation_score(e.stages[SERVED]) for e in self.history]
         best = max(range(len(scores)), key=lambda i: (scores[i], -i))
         return len(scores) - 1 - best >= self.training.patience
 
@@ -264,7 +253,8 @@ def _config(method: Method, simulation: Simulation, head: str | None) -> dict[st
     schedule = simulation.federation.schedule
     churn = {} if schedule is None else {"churn": [[a, None if b == NEVER else b] for a, b in schedule.tolist()]}
     return {
-        "method": registry.spelling(method), "published": method.published, "training": asdict(simulation.training),
+        "method": registry.spelling(method), "published": method.printed, "by_model": method.by_model,
+        "training": asdict(simulation.training),
         "federation": simulation.federation.recipe, "clients": list(simulation.federation.names),
         "population": simulation.population, "columns": simulation.layout.size, "head": head,
         "choices": simulation.choices, **churn,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import churn, memory
+from coterie import memory
 from coterie.contract import records
 from coterie.contract.algebra import between
 from coterie.contract.cohort import Cohort, Init, Local
@@ -17,12 +17,13 @@ from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
 from coterie.contract.net import PerSample
 from coterie.contract.records import Record
-from coterie.data import Federation
+from coterie.data import Federation, churn
 from coterie.engine import store, waves
 from coterie.engine.packing import IntArray
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
+from coterie.evaluation.stages import PREFIX
 from coterie.privacy.guard import Guard
 from coterie.running import server as serving
 from coterie.running.clients import (
@@ -54,7 +55,7 @@ class Simulation(Clients):
         """`twin` is a simulation of the same family of methods: its engine serves both where the module is the same."""
         super().__init__(method, model, federation, training, head, loss, choices, twin)
         serving.check(method, self.federation.arrived(0), self.layout)
-        churn.check(self.federation, training.rounds)
+        churn.require_somebody(self.federation, training.rounds)
         self.guard = Guard.of(method, training, self.population)
         if self.guard is not None and self.federation.schedule is not None:
             raise CoterieError("the private aggregator's noise is made for a fixed population; leave out the churn.")
@@ -202,7 +203,7 @@ class Simulation(Clients):
         unseen = self.federation.unseen
         if len(unseen):
             server = yield from self._admitting(self.server, unseen)
-            stages |= yield from self._stages(unseen, server, "unseen_")
+            stages |= yield from self._stages(unseen, server, PREFIX)
         return Evaluation(self.rounds_done, stages)
 
     def row(self, client: int, adapted: bool = False) -> Tensor:

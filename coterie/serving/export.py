@@ -19,7 +19,7 @@ from coterie import files, models, registry
 from coterie.contract.cohort import Init
 from coterie.contract.layout import Layout
 from coterie.contract.net import Net, Task
-from coterie.errors import CoterieError, unknown
+from coterie.errors import CoterieError, counted, unknown
 from coterie.options import parse_options
 from coterie.running import checkpoint
 from coterie.running.folder import write_text
@@ -188,7 +188,7 @@ def hand_out(piece: Piece, path: Path, form: str) -> str:
     apart = write(piece, path, form)
     beside = f" and {path.with_suffix('.json')}" if form == "safetensors" else ""
     allowed = f"relative difference at most {apart:.1g}, {TOLERANCE:g} allowed"
-    return f"{path}{beside}: {form}; the same outputs on {len(piece.x)} samples ({allowed})"
+    return f"{path}{beside}: {form}; the same outputs on {counted(len(piece.x), 'sample')} ({allowed})"
 
 
 def format_of(path: Path, wanted: str | None) -> str:

@@ -21,12 +21,12 @@ from coterie.contract import records
 from coterie.contract.cohort import Cohort
 from coterie.contract.method import Method
 from coterie.contract.net import Net
-from coterie.contract.records import Record
+from coterie.contract.records import Models, Record
 from coterie.data import Federation, load, spelled
-from coterie.data.federation import deal
 from coterie.data.partition import Ints, generator
 from coterie.data.readers import find
-from coterie.errors import CoterieError, NoLabels, unknown
+from coterie.data.splits import deal
+from coterie.errors import CoterieError, NoLabels, counted, unknown
 from coterie.evaluation import intervals
 from coterie.evaluation.intervals import LEVEL
 from coterie.running.clients import Clients, deploy, introduce
@@ -205,9 +205,9 @@ def _stated(estimate: Estimate | None) -> list[str]:
     (low, high), (least, most), level = estimate.interval, estimate.confidence, f"{LEVEL:.0%}".replace("%", " %")
     return [
         f"Estimate: {metric} {shown(estimate.value)}, by {estimate.folds}-fold cross-validation of all of this, the "
-        f"choice whether to adapt included, on its {estimate.n} labelled samples.",
-        f"On {estimate.future} further samples of this client: {shown(low)} to {shown(high)} ({level} prediction "
-        "interval).",
+        f"choice whether to adapt included, on its {counted(estimate.n, 'labelled sample')}.",
+        f"On {counted(estimate.future, 'further sample')} of this client: {shown(low)} to {shown(high)} ({level} "
+        "prediction interval).",
         f"On endlessly many: {shown(least)} to {shown(most)} ({level} confidence interval).",
     ]
 
@@ -455,26 +455,25 @@ def _explained(
     """What the rule chose, from what passed between client and server: a cluster, one of K models, weights."""
     facts: dict[str, Any] = {"rule": method.newcomer, "samples": int(cohort.n[0])}
     why = [f"{method.name} gives a newcomer {method.newcomer}."] if method.newcomer else []
-    held = led["server"].tensors()
-    if "cluster" in held:
-        cluster = held["cluster"].tolist()
+    clusters, models = method.clusters(led["server"]), method.few(led["server"])
+    if clusters is not None and models is not None:
+        cluster, count = clusters.tolist(), len(models)
         mine, members = cluster[clients], cluster[:clients].count(cluster[clients])
-        count = len(held["rows"])
         facts["cluster"] = {"chosen": mine, "clusters": count, "members": members}
         why.append(f"It went to cluster {mine} of {count} (numbered from 0), where {members} of the run's "
                    f"{clients} clients are.")
-    models = led["payload"].tensors().get("rows")
-    if models is not None and models.shape[-1] == rows.shape[-1]:  # [1, K, D]
-        losses = {split: cohort.loss(models, split)[0].tolist() for split in ("train", "val")}
-        same = [k for k, one in enumerate(models[0]) if torch.equal(one, rows[0])]
+    sent = led["payload"].rows if isinstance(led["payload"], Models) else None
+    if sent is not None and sent.shape[-1] == rows.shape[-1]:  # [1, K, D]
+        losses = {split: cohort.loss(sent, split)[0].tolist() for split in ("train", "val")}
+        same = [k for k, one in enumerate(sent[0]) if torch.equal(one, rows[0])]
         facts["models"] = {"chosen": same[0] if same else None, "loss": losses}
         seen = {split: ", ".join(f"{loss:.3g}" for loss in values[:10]) for split, values in losses.items()}
-        what = f"It uses model {same[0]} of the {models.shape[1]} it was sent" if same else (
-            f"It uses a model of its own made with the {models.shape[1]} it was sent")
+        what = f"It uses model {same[0]} of the {sent.shape[1]} it was sent" if same else (
+            f"It uses a model of its own made with the {sent.shape[1]} it was sent")
         why.append(f"{what}; their losses are {seen['train']} on its training and {seen['val']} on its validation "
                    "samples.")
     small = {**led["told"].tensors(), **led["mine"].tensors()}
-    small = {name: t[0].flatten() for name, t in small.items() if name != "cluster"}
+    small = {name: t[0].flatten() for name, t in small.items() if t.is_floating_point()}  # no numbers of clusters
     weights = {name: t.tolist() for name, t in small.items() if 0 < len(t) <= 32}
     for name, values in weights.items():
         why.append(f"Its {name} is {', '.join(f'{v:.3g}' for v in values)}.")

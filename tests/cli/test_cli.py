@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from coterie import cli, methods, registry
+from coterie.cli import run as training
 from coterie.errors import CoterieError
 from coterie.report import catalogue
 from coterie.running import checkpoint
@@ -172,7 +173,7 @@ def test_compare_all_trains_every_method_once(tmp_path):
 )
 def test_all_is_a_word_for_the_methods_wherever_they_are_named(words, monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(cli, "_go_on", lambda experiment, *rest, **options: seen.append(experiment.methods))
+    monkeypatch.setattr(training, "go_on", lambda experiment, *rest, **options: seen.append(experiment.methods))
     in_process_shown(["compare", *words], monkeypatch, capsys)
     assert seen == [(*FILES, "fedavg+confree")]
 
@@ -260,7 +261,7 @@ def test_help_says_the_defaults_that_hold(monkeypatch, capsys):
         assert f"[default: {value}]" in said, flag
     assert f"else {DEFAULT_PARTITION}]" in shown
     assert "a new one under runs/]" in shown
-    assert f"[default: {' '.join(cli.DEFAULT_METHODS)}]" in shown
+    assert f"[default: {' '.join(training.DEFAULT_METHODS)}]" in shown
 
 
 @pytest.mark.parametrize("name", ["run", "compare", "report", "advise", "methods", "keys"])
@@ -325,6 +326,7 @@ def test_data_lists_who_holds_what(tmp_path):
 
 
 BAD = {
+    "unknown command": (["runn", "fedfew"], "unknown command 'runn'; did you mean 'run'? `coterie --help`"),
     "unknown method": (["run", "fedfwe"], "did you mean 'fedfew'"),
     "unknown preset": (["run", "fedfew:oficial"], "did you mean 'official'"),
     "unknown page": (["methods", "fedfwe"], "unknown method or aggregator 'fedfwe'; did you mean 'fedfew'"),

@@ -1,5 +1,6 @@
-"""A method is one file: dropped into coterie/methods, it is listed, conforms and runs, with no edit elsewhere."""
+"""A method, an aggregator and a reader are one file each: dropped into its folder, it works with no edit elsewhere."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -19,9 +20,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from coterie.cohort import Cohort
+from coterie.contract.cohort import Cohort
+from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedavg import FedAvg
-from coterie.records import Model, Record, Upload
 
 
 @dataclass(frozen=True)
@@ -47,33 +48,134 @@ class Halfway(FedAvg):
 '''
 
 
+AGGREGATOR = '''
+"""Cautious: half of the mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from coterie.contract.aggregator import Aggregator
+from coterie.contract.layout import Layout
+
+
+@dataclass(frozen=True)
+class Cautious(Aggregator):
+    """s sum_i w_i u_i: the mean of the updates, shortened."""
+
+    s: float = 0.5
+    """How much of the mean is taken."""
+
+    protects = "nothing, slowly"
+    cite = "nobody"
+
+    def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
+        return self.s * (weights @ updates)
+'''
+
+READER = '''
+"""Lines of json, one sample each: {"x": [...], "y": 1, "client": "north"}."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from coterie.data.readers.formats import Format
+from coterie.data.readers.pieces import Piece, Source, collect, names
+from coterie.data.readers.problems import Problems
+
+
+def lines(path: str | Path, *, skip: bool = False, factor: float = 1.0) -> Source:
+    held = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    x = factor * np.array([one["x"] for one in held], dtype=np.float32)
+    y, client = np.array([one["y"] for one in held]), names([one["client"] for one in held])
+    return collect([Piece(x, y, Path(path).name, client)], Path(path).stem, Problems(), skip=skip)
+
+
+READS = (Format(lines, file=lambda path: path.name.endswith(".lines.json")),)
+'''
+
+SMALL = ["--partition", "iid", "--model", "linear", "--rounds", "2", "--out", "out"]
+
+
 def run(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, *words]
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
 
 
+def copied(place: Path, file: str, text: str) -> None:
+    """The package with one more file."""
+    shutil.copytree(Path(coterie.__file__).parent, place / "coterie", ignore=shutil.ignore_patterns("__pycache__"))
+    assert not (place / "coterie" / file).exists()
+    (place / "coterie" / file).write_text(text)
+
+
+def conforms(place: Path, suite: str, word: str, least: int) -> None:
+    """The conformance suite finds the newcomer by itself: at least so many of its tests are about it, and all pass."""
+    tests = Path(__file__).parent.parent
+    (place / "tests" / "conformance").mkdir(parents=True)
+    shutil.copy(tests / "conftest.py", place / "tests")
+    shutil.copy(tests / "conformance" / suite, place / "tests" / "conformance")
+    flags = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    done = run(place, "-m", "pytest", *flags, "tests", "-k", word)
+    assert done.returncode == 0, done.stdout
+    assert int(done.stdout.split(" passed")[0].split()[-1]) >= least, done.stdout
+
+
 @pytest.mark.long
 def test_a_new_file_is_a_new_method(tmp_path):
-    package, tests = Path(coterie.__file__).parent, Path(__file__).parent.parent
-    shutil.copytree(package, tmp_path / "coterie", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "coterie" / "methods" / "halfway.py").write_text(TOY)
-    (tmp_path / "tests" / "conformance").mkdir(parents=True)
-    shutil.copy(tests / "conftest.py", tmp_path / "tests")
-    shutil.copy(tests / "conformance" / "test_methods.py", tmp_path / "tests" / "conformance")
-
+    copied(tmp_path, "methods/halfway.py", TOY)
     listed = run(tmp_path, "-m", "coterie", "methods")
     assert "halfway" in listed.stdout, listed.stderr
-
-    flags = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
-    conform = run(tmp_path, "-m", "pytest", *flags, "tests", "-k", "halfway")
-    assert conform.returncode == 0, conform.stdout
-    assert int(conform.stdout.split(" passed")[0].split()[-1]) >= 10, conform.stdout
-
-    small = ["--clients", "4", "--partition", "iid", "--model", "linear", "--rounds", "2", "--out", "out"]
-    done = run(tmp_path, "-m", "coterie", "run", "halfway:a=0.3", *small)
+    conforms(tmp_path, "test_methods.py", "halfway", 10)
+    done = run(tmp_path, "-m", "coterie", "run", "halfway:a=0.3", "--clients", "4", *SMALL)
     assert done.returncode == 0, done.stderr
     assert "halfway:a=0.3" in done.stdout
+
+
+@pytest.mark.long
+def test_a_new_file_is_a_new_aggregator(tmp_path):
+    """It plugs into every method that averages; the suite tries it under each of them."""
+    copied(tmp_path, "aggregators/cautious.py", AGGREGATOR)
+    listed = run(tmp_path, "-m", "coterie", "methods")
+    assert "cautious" in listed.stdout, listed.stderr
+    conforms(tmp_path, "test_aggregators.py", "cautious", 10)
+    done = run(tmp_path, "-m", "coterie", "run", "fedavg+cautious:s=0.3", "--clients", "4", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "fedavg+cautious:s=0.3" in done.stdout
+
+
+@pytest.mark.long
+def test_a_new_file_is_a_new_reader(tmp_path):
+    """Found by the file's name before LEAF's reader, which takes all other .json files, or named by `format`."""
+    copied(tmp_path, "data/readers/lines.py", READER)
+    held = [{"x": [k, 2.0 * k, 1.0], "y": k % 2, "client": ("north", "south")[k // 20]} for k in range(40)]
+    text = "\n".join(json.dumps(one) for one in held)
+    for name in ("own.lines.json", "own.txt"):
+        (tmp_path / name).write_text(text)
+    program = """
+from coterie.data import load
+from coterie.data.readers import find
+assert (find("own.lines.json"), find("own.json")) == ("lines", "leaf")
+source = load("own.txt:format=lines,factor=3")
+assert source.x[:3].tolist() == [[0, 0, 3], [3, 6, 3], [6, 12, 3]]
+assert source.y[:3].tolist() == [0, 1, 0]
+assert sorted(set(source.client)) == ["north", "south"]
+"""
+    done = run(tmp_path, "-c", program)
+    assert done.returncode == 0, done.stderr
+    done = run(tmp_path, "-m", "coterie", "data", "own.lines.json", "--each")
+    assert "north" in done.stdout, done.stderr
+    unknown = run(tmp_path, "-m", "coterie", "data", "own.lines.json:faktor=2")
+    assert "unknown option of lines data 'faktor'; did you mean 'factor'?" in unknown.stderr.replace("\n", " ")
+    done = run(tmp_path, "-m", "coterie", "run", "fedavg", "--data", "own.lines.json", *SMALL[2:])
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.long
@@ -82,8 +184,7 @@ def test_a_method_in_a_file_of_its_own_runs_by_its_path(tmp_path):
     (tmp_path / "mine.py").write_text(TOY)
     package = Path(coterie.__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    small = ["--clients", "4", "--partition", "iid", "--model", "linear", "--rounds", "2", "--out", "out"]
-    for words in (["run", "mine.py:Halfway:a=0.3", *small], ["show", "out"], ["resume", "out"]):
+    for words in (["run", "mine.py:Halfway:a=0.3", "--clients", "4", *SMALL], ["show", "out"], ["resume", "out"]):
         done = subprocess.run(
             [sys.executable, "-m", "coterie", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
         )

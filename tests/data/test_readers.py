@@ -36,7 +36,7 @@ from data_files import (
 from coterie.cli import main
 from coterie.data import Federation, load
 from coterie.data.readers import find, pickles
-from coterie.data.readers.tables import Column
+from coterie.data.readers.tables.columns import Column
 from coterie.errors import CoterieError
 from coterie.flower.job import Job
 from coterie.flower.site import join
@@ -65,6 +65,32 @@ def test_the_format_is_found(write, kind, tmp_path):
 
 
 # -- .npz --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.npz", "npz"), ("a.TSV", "table"), ("a.pq", "table"), ("a.json", "leaf"), ("train-images-idx3-ubyte.gz", "idx"),
+     ("a.bin", "cifar"), ("data_batch_1", "cifar"), ("data_batch_1.csv", "table"), ("a-ubyte.json", "leaf"),
+     ("a-ubyte.bin", "idx")],
+)
+def test_a_file_that_is_not_there_is_judged_by_its_name(name, kind, tmp_path):
+    """Its reader then says that it is missing. A known ending counts for more than a word within the name."""
+    assert find(tmp_path / name) == kind
+
+
+@pytest.mark.parametrize(
+    ("held", "kind"),
+    [(["dataset_info.json", "data_batch_1"], "hub"), (["train.bin", "t10k-images-idx3-ubyte"], "cifar"),
+     (["t10k-images-idx3-ubyte", "train/0.npz"], "idx"), (["train/0.npz", "index.csv"], "pfllib"),
+     (["index.csv", "a.json"], "images"), (["a.json", "a.csv"], "leaf"), (["a.csv", "c/d.png"], "table"),
+     ([], "images")],
+)
+def test_a_folder_of_several_formats_is_read_as_the_most_telling_one(held, kind, tmp_path):
+    """The order of the formats, pair by pair: each case holds the marks of two neighbours."""
+    for name in held:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert find(tmp_path) == kind
 
 
 def test_npz_brings_clients_and_a_split(tmp_path):

@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import coterie
-from coterie import churn, cli, models, presets, registry
-from coterie.data import PARTITIONS, Federation, partition
+from coterie import models, presets, registry
+from coterie.cli.orchestrate import saved_experiment
+from coterie.data import PARTITIONS, Federation, churn, partition
 from coterie.errors import CoterieError
 from coterie.options import build, parse_options
+from coterie.report.table import comparison
+from coterie.report.table import newcomers as newcomers_table
 from coterie.running import checkpoint, saved
 from coterie.running.config import Training
 from coterie.running.experiment import Experiment, with_settings
@@ -281,10 +284,10 @@ def test_files_of_a_run_folder(finished, tmp_path, data):
     else:
         content = data.draw(spoiled([content]))
     folder = folder_with(finished, tmp_path, name, content)
-    survives(cli._saved, folder)
+    survives(saved_experiment, folder)
     result = survives(Folder(folder).result)
     if result is not None:
-        survives(cli.comparison, [result])
-        survives(cli.newcomers_table, [result])
+        survives(comparison, [result])
+        survives(newcomers_table, [result])
     if survives(Folder(folder).load) is not None:
         survives(Folder(folder).history)

@@ -1,4 +1,4 @@
-"""Personalised aggregation and clusters: the simpler methods, closed forms and golden numbers they must reduce to."""
+"""Personalized aggregation and clusters: the simpler methods, closed forms and golden numbers they must reduce to."""
 
 from __future__ import annotations
 
@@ -1044,4 +1044,4 @@ def test_released_programs():
     assert (amp.lam, amp.alpha, amp.sigma) == (0.0, 1.0, 1.0)
     assert (pac.vectors, pac.beta, pac.linkage, pac.measure) == (3, 4.9, "weighted", "columns")
     assert (cfl.eps1, cfl.eps2, cfl.relative, cfl.warmup, cfl.weighted) == (0.4, 1.6, False, 20, False)
-    assert all(m.published == "served" and not m.validation for m in (cw, amp, pac, cfl))
+    assert all(m.printed == "served" and not m.validation for m in (cw, amp, pac, cfl))

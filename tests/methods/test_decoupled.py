@@ -136,7 +136,7 @@ def test_a_newcomer_of_fedrep_fits_a_head_over_the_shared_body(tiny):
 
 def test_fedreps_released_preset():
     chosen = registry.method("fedrep:pfllib")
-    assert (chosen.head_epochs, chosen.body_epochs, chosen.validation, chosen.published) == (1, 1, False, "served")
+    assert (chosen.head_epochs, chosen.body_epochs, chosen.validation, chosen.printed) == (1, 1, False, "served")
 
 
 # -- LG-FedAvg --------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_pfllibs_fedbabu_fine_tunes_the_body_that_a_client_trained_last(tiny):
     steps = [10 * tiny.steps_of(int(n), 3) for n in data.sizes("train")]
     expected = torch.stack([tiny.sgd(sim, i, start[i], steps[i])[0] for i in range(5)])
     assert_close(deployed(sim), expected)
-    assert registry.method("fedbabu:pfllib").published == "served"
+    assert registry.method("fedbabu:pfllib").printed == "served"
 
 
 # -- FedBN ------------------------------------------------------------------------------------------------------------

@@ -487,7 +487,7 @@ def test_the_official_preset(tiny):
     assert chosen == FedFew.official()
     assert (chosen.models, chosen.mu, chosen.start_from, chosen.loss_at) == (3, 0.01, "same", "running")
     assert (chosen.scale, chosen.normalise, chosen.server_lr) == (True, False, 1.0)
-    assert (chosen.published, chosen.validation) == ("adapted", False)
+    assert (chosen.printed, chosen.validation) == ("adapted", False)
     sim = tiny.simulation(chosen)
     assert sim.federation.sizes("val").tolist() == [0, 0, 0, 0]
     assert sim.federation.sizes("train").tolist() == [9, 15, 1, 6]  # validation samples given back to training

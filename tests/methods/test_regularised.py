@@ -311,7 +311,7 @@ def test_the_pfllib_preset_of_apfl():
     chosen = registry.method("apfl:pfllib")
     assert chosen == APFL.pfllib()
     assert (chosen.alpha, chosen.adaptive, chosen.rho, chosen.form) == (1.0, True, 0.02, "pfllib")
-    assert (chosen.validation, chosen.published) == (False, "served")
+    assert (chosen.validation, chosen.printed) == (False, "served")
 
 
 # -- Per-FedAvg -------------------------------------------------------------------------------------------------------
@@ -610,7 +610,7 @@ def test_feddyn_with_other_pulls_by_hand(tiny, power, pull):
 
 
 def test_feddyns_presets_are_the_programs_above():
-    assert registry.method("feddyn:pfllib") == FedDyn(1.0, None, 1, validation=False, published="served")
+    assert registry.method("feddyn:pfllib") == FedDyn(1.0, None, 1, validation=False, printed="served")
     assert registry.method("feddyn:flbench") == FedDyn(0.1, 10.0, 0, validation=False)
 
 

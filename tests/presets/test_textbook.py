@@ -44,7 +44,7 @@ def rounded(*values: float) -> tuple[float, ...]:
 
 def test_output_14_7_1() -> None:
     lines = textbook.table()
-    assert {line.client: rounded(line.shared, line.local, line.personalised) for line in lines} == OUTPUT
+    assert {line.client: rounded(line.shared, line.local, line.personalized) for line in lines} == OUTPUT
 
 
 def test_exercise_14_7_2_best_mixtures() -> None:
@@ -61,15 +61,15 @@ def test_the_ends_of_the_mixtures_are_the_global_and_the_local_model() -> None:
 
 def test_exercise_14_7_3_thresholds() -> None:
     lines = textbook.thresholds()
-    assert {line.n_train: rounded(line.shared, line.local, line.personalised) for line in lines} == MEANS
+    assert {line.n_train: rounded(line.shared, line.local, line.personalized) for line in lines} == MEANS
 
 
-def test_fedavg_adapted_is_the_personalised_column() -> None:
+def test_fedavg_adapted_is_the_personalized_column() -> None:
     """FedAvg + fine-tune is FedAvg's adapted stage: 200 epochs from the same global model give the same errors."""
     found = textbook._trained(14)
     longer = textbook._simulation("fedavg", found.together.federation, textbook.ROUNDS, steps=textbook.OWN_STEPS)
     longer.restore(*found.together.snapshot())
-    assert longer.evaluate().stages["adapted"].test["loss"] == pytest.approx(found.personalised, abs=1e-12)
+    assert longer.evaluate().stages["adapted"].test["loss"] == pytest.approx(found.personalized, abs=1e-12)
 
 
 def test_all_numbers_are_shown() -> None:

@@ -7,9 +7,8 @@ import torch
 from typer.testing import CliRunner
 
 import coterie
-from coterie import churn
 from coterie.cli import app
-from coterie.data import Federation, digits, partition
+from coterie.data import Federation, churn, digits, partition
 from coterie.models import model
 
 # Digits dealt by dirichlet 0.5 to 20 clients and 20 rounds at this rate: long enough for FedFew's released program,

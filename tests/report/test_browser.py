@@ -262,7 +262,7 @@ def test_watching_follows_the_run(browser, compared, tmp_path):
         threading.Thread(target=serving.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{serving.server_address[1]}/"
         with opened(browser, address, offline=False) as page:
-            assert page.locator("#live").inner_text() == "40 %, 0 of 1 runs finished"  # 8 of 20 rounds
+            assert page.locator("#live").inner_text() == "40 %, 0 of 1 run finished"  # 8 of 20 rounds
             page.evaluate("window.still = true")
             for name, text in whole.items():
                 (run / name).write_text(text)

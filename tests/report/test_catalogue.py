@@ -69,7 +69,7 @@ def test_the_list_has_every_fact_of_every_class() -> None:
 def test_every_option_but_those_of_all_methods_is_listed_with_its_default() -> None:
     found = cells(catalogue.listing(118))
     for cls in [*METHODS.values(), *AGGREGATORS.values()]:
-        names = [name for name in options(cls) if name not in ("aggregator", "validation", "published")]
+        names = [name for name in options(cls) if name not in ("aggregator", "validation", "printed")]
         assert ", ".join(names) in [", ".join(x.split("=")[0] for x in cell.split(", ")) for cell in found] or not names
 
 
@@ -112,7 +112,7 @@ def test_a_page_has_the_values_of_its_spelling() -> None:
     text = " ".join(printed(catalogue.page(catalogue.find("fedfew:official,models=5"), 118), 118).split())
     assert "models 5" in text
     assert "loss_at running" in text
-    assert "published adapted" in text
+    assert "printed adapted" in text
     # the preset's description gives what it changes, whatever is set besides
     assert "Sets validation=false, start_from=same, loss_at=running." in text
     plugged = printed(catalogue.page(catalogue.find("fedavg+confree:c=0.3"), 118), 118)

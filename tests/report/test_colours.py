@@ -38,7 +38,7 @@ def contrast(a, b):
 
 def palettes():
     """The colours --m0, --m1, ... of each theme of the page, and the paper they are drawn on."""
-    blocks = re.findall(r"\{([^{}]*--m0:[^{}]*)\}", (files("coterie.report") / "page.css").read_text("utf-8"))
+    blocks = re.findall(r"\{([^{}]*--m0:[^{}]*)\}", (files("coterie.report") / "web" / "page.css").read_text("utf-8"))
     return [(re.findall(r"--m\d: (#\w{6})", b), re.search(r"--panel: (#\w{6})", b)[1]) for b in blocks]
 
 

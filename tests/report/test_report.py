@@ -22,6 +22,7 @@ from coterie.report.data import gather
 from coterie.report.few import judged, worth
 from coterie.report.figures import figures
 from coterie.report.page import page, write
+from coterie.running.experiment import Experiment
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 
@@ -71,7 +72,7 @@ def test_convergence_is_cumulative_in_bytes_and_seconds(compared, data):
 def test_clients_have_the_samples_and_classes_of_their_federation(compared, data):
     """The same federation built again from what the run was asked for."""
     asked = json.loads((compared / "experiment.json").read_text())["experiment"]
-    federation = coterie.cli.Experiment.of(asked).federation()
+    federation = Experiment.of(asked).federation()
     for split in ("train", "val", "test"):
         assert [c[split] for c in data["clients"]] == federation.sizes(split).tolist()
     counts = sum(federation.histogram(split) for split in ("train", "val", "test"))
@@ -439,3 +440,37 @@ def test_an_unfinished_run_is_said_to_be_unfinished(compared, tmp_path):
     found = gather([tmp_path / "cmp"])
     assert "1 run is not finished" in found["answer"]["caveat"]
     assert found["progress"]["finished"] == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [(["FedAvg"], ["fedavg", "local"]), (["fedfew", "fedfew:models=3"], ["fedavg", "fedfew", "local"])],
+)
+def test_a_finished_comparison_is_finished_however_its_methods_are_spelled(words, runs, tmp_path):
+    """FedAvg is the baseline fedavg, and three models are fedfew's default: one run each, whatever they are called."""
+    folder = tmp_path / "cmp"
+    asked = ["compare", *words, "--clients", "4", "--model", "linear", "--rounds", "1", "--set", "device=cpu"]
+    done = CliRunner().invoke(app, [*asked, "--out", str(folder)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert sorted(path.parent.name for path in folder.glob("*/seed0")) == runs
+    found = gather([folder])
+    assert "not finished" not in found["answer"]["caveat"]
+    assert (found["progress"]["finished"], found["progress"]["runs"]) == (len(runs), len(runs))
+    assert "unfinished" not in CliRunner().invoke(app, ["show", str(folder)], catch_exceptions=False).output
+
+
+def test_a_method_whose_file_is_gone_is_still_one_of_the_runs_asked_for(compared, tmp_path):
+    """Two seeds of it are missing: the report needs the method's name alone, not its code."""
+    shutil.copytree(compared, tmp_path / "cmp")
+    saved = json.loads((compared / "experiment.json").read_text())
+    saved["experiment"]["methods"].append(str(tmp_path / "gone.py:Mine"))
+    (tmp_path / "cmp" / "experiment.json").write_text(json.dumps(saved))
+    assert "2 runs are not finished" in gather([tmp_path / "cmp"])["answer"]["caveat"]
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"experiment": 3}', "{"])
+def test_a_damaged_experiment_is_said_to_be_damaged(text, compared, tmp_path):
+    shutil.copytree(compared, tmp_path / "cmp")
+    (tmp_path / "cmp" / "experiment.json").write_text(text)
+    with pytest.raises(CoterieError, match=r"experiment\.json"):
+        gather([tmp_path / "cmp"])

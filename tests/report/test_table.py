@@ -30,13 +30,13 @@ def scores(values: Sequence[float], metric: str = "accuracy", steps: int = 0, va
 
 def result(
     method: str, served: Sequence[float], adapted: Sequence[float], seed: int = 0, metric: str = "accuracy",
-    steps: int = 0, published: str = "", unseen: tuple[float, float] | None = None,
+    steps: int = 0, printed: str = "", unseen: tuple[float, float] | None = None,
 ) -> Result:
     stages = {"served": scores(served, metric, steps), "adapted": scores(adapted, metric, steps + 5)}
     if unseen is not None:
         stages |= {"unseen_served": scores([unseen[0]], metric), "unseen_adapted": scores([unseen[1]], metric)}
     traffic = {"participants": 3, "down": {"row": 1000}, "up": {"update": 500}}
-    return Result(method, seed, (Evaluation(20, stages),), (traffic,), seconds=2.0 + seed, published=published)
+    return Result(method, seed, (Evaluation(20, stages),), (traffic,), seconds=2.0 + seed, printed=printed)
 
 
 def line(lines: Sequence[Line], method: str, stage: str) -> Line:
@@ -138,9 +138,9 @@ def test_clients_without_test_data_are_left_out_and_nothing_known_is_a_dash() ->
     assert verdict([none]) == "No client has test data, so there is nothing to compare."
 
 
-def test_marks_for_training_before_use_and_for_the_published_stage() -> None:
+def test_marks_for_training_before_use_and_for_the_printed_stage() -> None:
     table = comparison([
-        result("fedavgft", [0.5], [0.6], steps=5), result("ditto", [0.5], [0.6], published="adapted"),
+        result("fedavgft", [0.5], [0.6], steps=5), result("ditto", [0.5], [0.6], printed="adapted"),
     ])
     # an adapted model always trains, so only the served line says it
     assert cells(table, "method") == ["fedavgft ·t", "ditto", "fedavgft", "ditto †"]

@@ -9,12 +9,12 @@ import torch
 
 from coterie import Upload, cli, registry
 from coterie.methods.fedavg import FedAvg
-from coterie.running.check import DEMANDS, check, lines
+from coterie.running.check import DEMANDS, examine, lines
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ifca", "scaffold+confree"])
 def test_methods_of_the_library_pass(method):
-    found = list(lines(check(method)))
+    found = list(lines(examine(method)))
     assert [line for line in found if not line.startswith("holds")] == []
     assert len(found) == len(DEMANDS)
 
@@ -73,7 +73,7 @@ class Falling(FedAvg):
 ])
 def test_what_is_broken_is_named(monkeypatch, broken, demand, wrong):
     monkeypatch.setattr(registry, "method", lambda spec, **values: broken())
-    found = {finding.demand: finding.wrong for finding in check("broken")}
+    found = {finding.demand: finding.wrong for finding in examine("broken")}
     assert wrong in found[demand]
 
 

@@ -16,7 +16,7 @@ from torch import nn
 import coterie
 from coterie import models, registry
 from coterie.contract.records import Model, Record, Upload
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, Interrupted
 from coterie.methods.fedavg import FedAvg
 from coterie.report.progress import Live
 from coterie.running import joint, runs
@@ -274,7 +274,7 @@ def test_ctrl_c_in_a_joined_comparison_saves_every_run(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(runs.Interrupted):
+    with pytest.raises(Interrupted):
         compared(["fedavg"], tmp_path / "cut", join="on", watch=watch)
     assert signal.getsignal(signal.SIGINT) is before
     for seed in (0, 1, 2):

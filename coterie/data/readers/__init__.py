@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from coterie.data.readers.binaries import cifar, idx, is_cifar, is_idx
-from coterie.data.readers.hub import hub, is_hub
-from coterie.data.readers.images import INDEX, SUFFIXES, images
-from coterie.data.readers.leaf import leaf, leaf_files
-from coterie.data.readers.npz import is_pfllib, npz, pfllib
+from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import Source
-from coterie.data.readers.tables import CSV, PARQUET, header, table, table_files
 from coterie.errors import CoterieError, unknown
 from coterie.options import convert, split_options
 
-READERS: dict[str, Callable[..., Source]] = {
-    "npz": npz, "images": images, "table": table, "hub": hub, "cifar": cifar, "idx": idx, "leaf": leaf,
-    "pfllib": pfllib,
-}
 _OPTIONS = re.compile(r":(?=\w+=)")
+
+
+def _found() -> list[Format]:
+    """The formats of all modules in this folder, in the order in which they are asked."""
+    modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
+    return sorted((each for module in modules for each in getattr(module, "READS", ())), key=lambda each: each.order)
+
+
+FORMATS = _found()
+READERS: dict[str, Callable[..., Source]] = {each.name: each.read for each in sorted(FORMATS, key=lambda f: f.name)}
 
 
 def spelled(text: str) -> tuple[str, dict[str, str]]:
@@ -40,7 +43,7 @@ def read(data: Any, options: Mapping[str, Any]) -> Source:
     name = given.pop("format", None)
     if name is not None and name not in READERS:
         raise unknown("format", str(name), READERS)
-    reader = READERS[name or find(data, given)]
+    reader = READERS[name or find(data)]
     hints = _options(reader)
     for option in given:
         if option not in hints:
@@ -67,56 +70,26 @@ def _text(value: Any, hint: Any) -> Any:
     return str(value) if wanted and isinstance(value, (int, float, Path)) else value
 
 
-def find(data: Any, options: Mapping[str, Any] | None = None) -> str:
+def find(data: Any) -> str:
     """The format of data, by name and content."""
     if not isinstance(data, (str, Path)):
-        if is_hub(data) or hasattr(data, "load_partition"):
-            return "hub"
+        for each in FORMATS:
+            if each.value(data):
+                return each.name
         raise CoterieError(f"a {type(data).__name__} cannot be read as data; give a path, a Dataset or a partitioner.")
     path = Path(data)
     try:
-        return _folder(path) if path.is_dir() else _file(path, options or {})
+        folder = path.is_dir()
+        for each in FORMATS:
+            if each.folder(path) if folder else each.file(path):
+                return each.name
+        there = path.exists()
     except OSError as error:
         raise CoterieError(f"'{path}' cannot be read: {error.strerror}.") from error
-
-
-def _file(path: Path, options: Mapping[str, Any]) -> str:
-    suffix = path.suffix.lower()
-    if suffix == ".npz":
-        return "pfllib" if is_pfllib(path) else "npz"
-    if suffix in CSV:
-        pictured = path.is_file() and "path" in header(path)
-        return "images" if pictured else "table"
-    if suffix in PARQUET:
-        return "table"
-    if suffix == ".json":
-        return "leaf"
-    if "-ubyte" in path.name:
-        return "idx"
-    if suffix == ".bin" or path.name in ("train", "test", "test_batch") or path.name.startswith("data_batch"):
-        return "cifar"
-    if not path.exists():
+    if not there:
         raise CoterieError(f"there is no file or folder '{path}', and no data set of that name; known: digits.")
     raise CoterieError(f"the format of '{path}' is not known from its name; say it with format=NAME, one of "
                        f"{', '.join(READERS)}.")
 
 
-def _folder(path: Path) -> str:
-    if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
-        return "hub"
-    if is_cifar(path):
-        return "cifar"
-    if is_idx(path):
-        return "idx"
-    if next(path.glob("train/*.npz"), None):
-        return "pfllib"
-    if (path / INDEX).is_file():
-        return "images"
-    if leaf_files(path):
-        return "leaf"
-    if table_files(path):
-        return "table"
-    return "images"
-
-
-__all__ = ["READERS", "SUFFIXES", "Source", "find", "npz", "read", "spelled"]
+__all__ = ["FORMATS", "READERS", "Format", "Source", "find", "read", "spelled"]

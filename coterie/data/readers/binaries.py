@@ -13,11 +13,13 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from coterie.data.readers import pickles
-from coterie.data.readers.pieces import TEST, TRAIN, Array, Piece, Problems, Source, collect, cut, reason
+from coterie.data.readers.formats import Format
+from coterie.data.readers.pieces import TEST, TRAIN, Array, Piece, Source, collect, cut
+from coterie.data.readers.problems import Problems, reason
 from coterie.errors import CoterieError, NoLabels
 from coterie.memory import BLOCK
 
-Part = Literal["all", "train", "test"]
+Share = Literal["all", "train", "test"]
 PIXELS = 3 * 32 * 32
 CIFAR_10, CIFAR_100 = "cifar-10", "cifar-100"
 FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar-100-python", "cifar-100-binary")
@@ -28,7 +30,7 @@ SETS = {  # the files of a set, by what tells its kind
 }
 
 
-def cifar(path: str | Path, *, part: Part = "all", coarse: bool = False, skip: bool = False) -> Source:
+def cifar(path: str | Path, *, part: Share = "all", coarse: bool = False, skip: bool = False) -> Source:
     """The original folder or one of its files: CIFAR-10 and CIFAR-100, as Python pickles or as binary (.bin).
 
     x [N, 3, 32, 32] from -1 to 1. The authors' split into train and test is kept with the samples; `part` reads one of
@@ -57,7 +59,7 @@ def _within(path: Path) -> list[Path]:
     return [path, *(path / name for name in FOLDERS)]
 
 
-def _cifar_files(path: Path, part: Part) -> tuple[str, list[tuple[Path, int | None]]]:
+def _cifar_files(path: Path, part: Share) -> tuple[str, list[tuple[Path, int | None]]]:
     if path.is_file():
         hundred = "100" in path.resolve().parent.name or path.stem in ("train", "test")
         return CIFAR_100 if hundred else CIFAR_10, [(path, None)]
@@ -112,7 +114,7 @@ IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def idx(
-    path: str | Path, *, part: Part = "all", turned: bool = False, skip: bool = False, labels: str | None = None
+    path: str | Path, *, part: Share = "all", turned: bool = False, skip: bool = False, labels: str | None = None
 ) -> Source:
     """MNIST's and EMNIST's original files, compressed (.gz) or not: a folder of them, or one file of images.
 
@@ -143,7 +145,7 @@ def is_idx(path: Path) -> bool:
     return any(IMAGES.match(file.name) for file in path.iterdir())
 
 
-def _idx_pairs(path: Path, part: Part, labels: str | None) -> list[tuple[Path, Path, int | None]]:
+def _idx_pairs(path: Path, part: Share, labels: str | None) -> list[tuple[Path, Path, int | None]]:
     if path.is_file():
         found = [path]
     elif path.is_dir():
@@ -231,3 +233,14 @@ def _idx_images(file: Path, y: Array, turned: bool, split: int | None) -> Iterat
 
 def _why(error: Exception) -> str:
     return "no such file" if isinstance(error, FileNotFoundError) else reason(error)
+
+
+def _is_batch(path: Path) -> bool:
+    by_name = path.name in ("train", "test", "test_batch") or path.name.startswith("data_batch")
+    return by_name or path.suffix.lower() == ".bin"
+
+
+READS = (
+    Format(cifar, 20, folder=is_cifar), Format(idx, 30, folder=is_idx),
+    Format(idx, 90, file=lambda path: "-ubyte" in path.name), Format(cifar, 95, file=_is_batch),
+)

@@ -11,9 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from coterie.data.readers.formats import Format
 from coterie.data.readers.images import Colour, Picture, Seen, decoded, look, sides
-from coterie.data.readers.pieces import SPLIT_WORDS, Problems, Source, collect, names, reading
-from coterie.data.readers.tables import CLIENT, SPLIT, Encoding, Roles, Rows, arrow, block_rows, encode
+from coterie.data.readers.pieces import SPLIT_WORDS, Source, collect, names
+from coterie.data.readers.problems import Problems, reading
+from coterie.data.readers.tables.columns import Roles
+from coterie.data.readers.tables.encoding import encode
+from coterie.data.readers.tables.rows import CLIENT, SPLIT, Rows, arrow, block_rows
+from coterie.data.readers.tables.schema import Encoding
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
 from coterie.errors import CoterieError, NoLabels, unknown
 
@@ -92,7 +97,12 @@ def hub(
 def is_hub(data: Any) -> bool:
     """Whether this is an object of datasets or flwr-datasets, or a partitioner of somebody's own."""
     home = {cls.__module__.partition(".")[0] for cls in type(data).__mro__}
-    return bool(home & {"datasets", "flwr_datasets"})
+    return bool(home & {"datasets", "flwr_datasets"}) or hasattr(data, "load_partition")
+
+
+def is_saved(path: Path) -> bool:
+    """Whether `save_to_disk` wrote this folder."""
+    return (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
 def _parts(data: Any) -> tuple[list[_Part], str]:
@@ -180,3 +190,4 @@ def _pictures(
                 yield Picture(f"{part.where} row {first + k}", content, said, called, part.split)
 
 
+READS = (Format(hub, 10, folder=is_saved, value=is_hub),)

@@ -13,12 +13,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Problems, Source, collect, names, reading, reason
+from coterie.data.readers.formats import Format
+from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
+from coterie.data.readers.problems import Problems, reading, reason
+from coterie.data.readers.tables.rows import CSV, header
 from coterie.errors import CoterieError, unknown
 from coterie.memory import BLOCK
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+DECODED = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """Those that Pillow decodes by itself; others would start programs."""
 INDEX = "index.csv"
 Colour = Literal["auto", "grey", "rgb"]
@@ -194,7 +197,7 @@ def _open(content: Path | bytes) -> Any:
         from PIL import Image
     except ImportError as error:
         raise CoterieError(LIBRARY) from error
-    return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
+    return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=DECODED)
 
 
 def _why(error: Exception) -> str:
@@ -203,3 +206,13 @@ def _why(error: Exception) -> str:
     if type(error).__name__ == "UnidentifiedImageError":
         return "no image"
     return reason(error)
+
+
+def _is_index(path: Path) -> bool:
+    return path.suffix.lower() in CSV and path.is_file() and "path" in header(path)
+
+
+READS = (
+    Format(images, 50, file=_is_index, folder=lambda path: (path / INDEX).is_file()),
+    Format(images, 100, folder=lambda path: True),
+)

@@ -10,7 +10,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from coterie.data.readers.pieces import TEST, TRAIN, VAL, Array, Piece, Problems, Source, collect, cut, names, reason
+from coterie.data.readers.formats import Format
+from coterie.data.readers.pieces import TEST, TRAIN, VAL, Array, Piece, Source, collect, cut, names
+from coterie.data.readers.problems import Problems, reason
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer, tokenizer_of
 from coterie.errors import CoterieError
 
@@ -219,3 +221,8 @@ class _Text:
     def _read(self, count: int) -> None:
         more = self._stream.read(count)
         self._held, self._at, self._ended = self._held[self._at :] + more, 0, not more
+
+
+READS = (
+    Format(leaf, 60, file=lambda path: path.suffix.lower() == ".json", folder=lambda path: bool(leaf_files(path))),
+)

@@ -13,19 +13,9 @@ from zipfile import ZipFile
 import numpy as np
 
 from coterie.data.readers import pickles
-from coterie.data.readers.pieces import (
-    SPLIT_WORDS,
-    TEST,
-    TRAIN,
-    VAL,
-    Array,
-    Piece,
-    Problems,
-    Source,
-    collect,
-    cut,
-    reading,
-)
+from coterie.data.readers.formats import Format
+from coterie.data.readers.pieces import SPLIT_WORDS, TEST, TRAIN, VAL, Array, Piece, Source, collect, cut
+from coterie.data.readers.problems import Problems, reading
 from coterie.errors import CoterieError, NoLabels
 
 KNOWN = ("x", "y", "client", "split")
@@ -260,3 +250,14 @@ def _labels(given: Any) -> Array:
     if y.dtype.kind not in "biuf" or y.ndim == 0:
         raise ValueError(f"y holds {y.dtype} of shape {list(y.shape)}")
     return y
+
+
+def _is_npz(path: Path) -> bool:
+    return path.suffix.lower() == ".npz"
+
+
+READS = (
+    Format(pfllib, 40, file=lambda path: _is_npz(path) and is_pfllib(path),
+           folder=lambda path: next(path.glob("train/*.npz"), None) is not None),
+    Format(npz, 80, file=_is_npz),
+)

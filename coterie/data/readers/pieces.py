@@ -1,16 +1,14 @@
 """What all readers share: they yield pieces of data, and `collect` checks, encodes and stores them.
 
-A piece is some samples of one file. `collect` looks at every piece once, keeps its samples in memory while they fit and
-in a file of the temporary folder (TMPDIR) when they do not, and reports everything that is wrong in one error.
+A piece is some samples of one file or table. `collect` looks at every piece once and keeps its samples in memory, or,
+when they are more than a quarter of what is free, in a file of the temporary folder (TMPDIR). What is wrong with
+samples, labels and clients is gathered into one error; labels that cannot be read at all end the reading at once.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie import memory
-from coterie.errors import CoterieError, NoLabels
+from coterie.data.readers.pile import Pile
+from coterie.data.readers.problems import MINUS_ONE, UNLABELLED, Problems
+from coterie.errors import CoterieError
 
 Array = NDArray[Any]
 
@@ -28,16 +28,13 @@ TRAIN, VAL, TEST = 0, 1, 2
 SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "dev": VAL,
                "test": TEST, "testing": TEST}
 LARGEST_LABEL = 9999
-EXAMPLES = 4
-UNLABELLED, MINUS_ONE = "samples have no label", "samples have the label -1, which stands for none"
-"""How many places a problem names; the others are counted."""
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
     """Samples before they are dealt to clients."""
 
-    x: Tensor  # [N, ...]; lies in a file when the samples are larger than memory
+    x: Tensor  # [N, ...]; lies in a file when the samples are many
     y: Tensor  # [N] or [N, k]
     client: Array | None  # [N] ids (numbers or strings) when the data come with natural clients
     name: str
@@ -58,136 +55,6 @@ class Piece:
     split: Array | int | None = None  # [n] of TRAIN, VAL, TEST, or one for all
 
 
-class Problems:
-    """What is wrong with data: counted by kind and client, with the first few places."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, _Kind] = {}
-        self.totals: Counter[str] = Counter()
-        self.remedies: list[str] = []  # further ways out than mending and leaving out
-
-    def __bool__(self) -> bool:
-        return bool(self._found)
-
-    def add(self, kind: str, where: str = "", client: object = None, why: str = "", count: int = 1) -> None:
-        """`kind` begins with what is counted: 'files cannot be read', 'samples have no label'."""
-        found = self._found.setdefault(kind, _Kind(Counter(), [], Counter()))
-        found.count[kind] += count
-        if client is not None:
-            found.clients[str(client)] += count
-        if (where or why) and len(found.places) < EXAMPLES:
-            found.places.append(f"{where} ({why})" if where and why else where or why)
-        else:
-            found.count["more"] += 1 if where or why else 0
-
-    def sentences(self) -> list[str]:
-        return [found.sentence(kind, self.totals[kind.partition(" ")[0]]) for kind, found in self._found.items()]
-
-    def error(self, text: str) -> CoterieError:
-        """The error to raise; another one where labels are all that is missing."""
-        return NoLabels(text) if self._found and self._found.keys() <= {UNLABELLED, MINUS_ONE} else CoterieError(text)
-
-    def settle(self, skip: bool, name: str) -> tuple[str, ...]:
-        """Raise one report; with `skip` return it instead."""
-        if not self._found:
-            return ()
-        if skip:
-            return tuple(f"left out: {sentence}" for sentence in self.sentences())
-        ways = "".join(f", {way}" for way in dict.fromkeys(self.remedies))
-        raise self.error(f"{name} cannot be used as it is. {'; '.join(self.sentences())}. Mend this{ways}, or leave it "
-                         "out with skip=true.")
-
-
-@dataclass
-class _Kind:
-    count: Counter[str]
-    places: list[str]
-    clients: Counter[str]
-
-    def sentence(self, kind: str, total: int) -> str:
-        many = self.count[kind]
-        said = f"{many} of {total} {kind}" if total >= many else f"{many} {kind}"
-        if self.clients:
-            said += f" ({_listed([f'client {c}: {n}' for c, n in self.clients.items()], len(self.clients))})"
-        return f"{said}: {_listed(self.places, len(self.places) + self.count['more'])}" if self.places else said
-
-
-def _listed(items: Sequence[str], total: int) -> str:
-    shown = list(items[:EXAMPLES])
-    return ", ".join([*shown, f"and {total - len(shown)} more"] if total > len(shown) else shown)
-
-
-@contextmanager
-def reading(path: object, kind: str) -> Iterator[None]:
-    """Whatever a file's decoder raises becomes a sentence: damaged bytes make libraries raise anything."""
-    try:
-        yield
-    except CoterieError:
-        raise
-    except Exception as error:
-        raise CoterieError(f"'{path}' cannot be read as {kind}: {reason(error)}") from error
-
-
-def reason(error: BaseException) -> str:
-    """An error of a file's library as the end of a sentence."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
-class _Pile:
-    """Blocks `[n, ...]`, one after another; in memory up to a quarter of what is free, beyond that in a file.
-
-    A quarter, because joining the blocks and dealing them to clients each take as much again.
-    """
-
-    def __init__(self) -> None:
-        self._limit = memory.free(torch.device("cpu")) // 4
-        self._blocks: list[Tensor] = []
-        self._size = self._rows = 0
-        self._like: Tensor | None = None
-        self._file: Any = None
-
-    def add(self, block: Tensor) -> None:
-        self._like, self._rows = block[:0], self._rows + len(block)
-        self._size += block.numel() * block.element_size()
-        if self._file is None and self._size <= self._limit:
-            self._blocks.append(block)
-            return
-        if self._file is None:
-            handle, self._path = tempfile.mkstemp(prefix="coterie-")
-            self._file = os.fdopen(handle, "wb")
-            for earlier in self._blocks:
-                self._write(earlier)
-            self._blocks = []
-        self._write(block)
-
-    def tensor(self) -> Tensor:
-        if self._file is None or self._like is None:
-            return torch.cat(self._blocks) if len(self._blocks) != 1 else self._blocks[0]
-        try:
-            self._file.close()
-            shape, dtype = (self._rows, *self._like.shape[1:]), self._like.dtype
-            flat = torch.from_file(self._path, shared=True, size=self._size // dtype.itemsize, dtype=dtype)
-            return flat.view(shape)
-        except OSError as error:
-            raise memory.no_room("the samples", self._size, error) from error
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-            with suppress(OSError):  # the mapping keeps the file; it has no name any more
-                os.unlink(self._path)
-
-    def _write(self, block: Tensor) -> None:
-        try:
-            self._file.write(block.contiguous().numpy().data)
-        except OSError as error:
-            raise memory.no_room("the samples", self._size, error) from error
-
-
 def collect(
     pieces: Iterable[Piece], name: str, problems: Problems, *, skip: bool = False,
     classes: str | Sequence[str] | None = None, clients: Iterable[str] = (), shape: str | None = None,
@@ -195,11 +62,10 @@ def collect(
 ) -> Source:
     """Check, encode and store the pieces of a data set.
 
-    uint8 x are images `[n, H, W, C]` or `[n, H, W]` and become channels-first float32 from -1 to 1; other whole numbers
-    are tokens (int64); floats stay. Labels that are names are numbered in sorted order, or in that of `classes`.
-    `clients` are names that must hold samples.
+    x become what `features` makes of them, and y what `encode_labels` makes of them. `clients` are names that must hold
+    samples. With `skip` the samples that cannot be used are left out, and the notes say so.
     """
-    pile, found = _Pile(), _Found(problems, skip)
+    pile, found = Pile(), _Found(problems, skip)
     wanted = _shape(shape)
     try:
         for piece in pieces:
@@ -291,7 +157,7 @@ class _Found:
         return codes[inverse]
 
     def source(
-        self, pile: _Pile, name: str, classes: str | Sequence[str] | None, regression: bool
+        self, pile: Pile, name: str, classes: str | Sequence[str] | None, regression: bool
     ) -> tuple[Tensor, Tensor, Array | None, str, Array | None, tuple[str, ...] | None]:
         """x, y, client, name, split, classes."""
         owner, split = np.concatenate(self.owners), np.concatenate(self.splits)
@@ -342,7 +208,11 @@ class _Found:
 
 
 def features(x: Array, shape: tuple[int, ...] | None = None) -> Tensor:
-    """Samples as tensors: uint8 as channels-first images from -1 to 1, other whole numbers as int64, floats stay."""
+    """Samples as tensors `[n, ...]`, reshaped where `shape` is given.
+
+    uint8 are pixels and become float32 from -1 to 1: images `[n, H, W, C]` or `[n, H, W]` channels first, flat ones
+    `[n, F]` as they lie. Other whole numbers are tokens (int64); floats become float32 or, from 8 bytes on, float64.
+    """
     if x.dtype == np.uint8:
         pixels = torch.from_numpy(x if x.flags.writeable else x.copy())
         if x.ndim == 3:
@@ -379,9 +249,9 @@ def encode_labels(
 ) -> tuple[Array, tuple[str, ...] | None, Array]:
     """Labels as numbers, the classes' names if they had names, and which of them are known.
 
-    Whole numbers from 0 stay as they are, and -1 stands for none. Floats, and everything with `regression`, are
-    targets. Names are numbered in sorted order, or in the order of `classes`; names that are whole numbers are taken as
-    such.
+    Whole numbers from 0 stay as they are, and -1 stands for none. Floats, several numbers a sample, and everything with
+    `regression` are targets. Names are numbered in sorted order, or in the order of `classes`; without `classes`, names
+    that are whole numbers are taken as such.
     """
     numeric = all(piece.dtype.kind in "biuf" for piece in pieces)
     if len({piece.shape[1:] for piece in pieces}) > 1:

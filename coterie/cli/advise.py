@@ -1,0 +1,60 @@
+"""Which kind of method fits: advise."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from coterie.cli.app import command, console, screen
+from coterie.cli.arguments import (
+    ClientsOption,
+    ConfigOption,
+    DataOption,
+    HeadOption,
+    ModelOption,
+    OutOption,
+    PartitionOption,
+    PathArgument,
+    SetOption,
+)
+from coterie.cli.orchestrate import either, experiment_of, fresh_folder
+
+
+@command("advise")
+def advise_command(
+    path: PathArgument = None, data: DataOption = None, partition: PartitionOption = None,
+    clients: ClientsOption = None,
+    unseen: Annotated[
+        int | None, typer.Option("--unseen", help="Clients that play newcomers.  [default: some of 8 and more]")
+    ] = None,
+    model: ModelOption = None, head: HeadOption = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Rounds of the pilot.  [default: what fits into the budget]")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Number of seeds.")] = 2,
+    budget: Annotated[float, typer.Option("--budget", help="Seconds the pilot may take.")] = 180.0,
+    newcomers: Annotated[
+        str, typer.Option("--newcomers", help="How often new clients come: often, some or none.")
+    ] = "some",
+    objective: Annotated[
+        str, typer.Option("--objective", help="What counts: the mean client or the worst tenth (worst).")
+    ] = "mean",
+    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+) -> None:
+    """Say which kind of method fits these clients.
+
+    A short pilot, and advice with the numbers behind it.
+    """
+    from coterie.advise import command as pilots
+
+    experiment = experiment_of(
+        config, either(path, data), partition, clients, unseen, model, head, None, settings or [], ()
+    )
+    with console.status("pilot") as shown:
+        pilot, go_on = pilots.run(
+            experiment, settings or [], rounds, seeds, budget, newcomers, objective,
+            lambda text: shown.update(text) if console.is_terminal else None, clients,
+        )
+    folder = out or fresh_folder("advice")
+    pilots.show(pilot, go_on, folder, screen())

@@ -1,0 +1,68 @@
+"""What several commands take: the types of their arguments and options, with the help."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coterie.running.config import Training
+from coterie.running.experiment import DEFAULT_PARTITION, Experiment
+
+
+def by_default(text: str, of: type[Any], name: str) -> str:
+    """The help of an option whose default is that of a dataclass."""
+    return f"{text}  [default: {next(f.default for f in fields(of) if f.name == name)}]"
+
+
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", help=by_default(
+        "digits, or a file or folder: photos/, table.csv:label=species,client=site, ...", Experiment, "data")),
+]
+PathArgument = Annotated[str | None, typer.Argument(metavar="[DATA]", help="The same as --data.")]
+PartitionOption = Annotated[
+    str | None,
+    typer.Option("--partition", help="How to deal the data: dirichlet:alpha=0.1, iid, natural, ...  "
+                 f"[default: natural where the data name their clients, else {DEFAULT_PARTITION}]"),
+]
+ClientsOption = Annotated[
+    int | None, typer.Option("--clients", help=by_default("Clients that train.", Experiment, "clients"))
+]
+ChurnOption = Annotated[
+    str | None,
+    typer.Option("--churn", help="Clients come and go: random:rate=0.1, or a csv with client,arrives,leaves."),
+]
+UnseenOption = Annotated[
+    int | None,
+    typer.Option("--unseen", help=by_default("Further clients kept out of training.", Experiment, "unseen")),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help=by_default("mlp:hidden=8, cnn, ... or file.py:Net", Experiment, "model")),
+]
+HeadOption = Annotated[
+    str | None, typer.Option("--head", help="The layer that makes the scores.  [default: the last linear one]")
+]
+RoundsOption = Annotated[
+    int | None, typer.Option("--rounds", help=by_default("Communication rounds.", Training, "rounds"))
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="name=value, repeatable: lr=0.1, ... (`coterie options` lists them) or fedprox.mu=0.1."),
+]
+PresetOption = Annotated[
+    str | None, typer.Option("--preset", help="A published experiment, e.g. fedfew/cifar100-dirichlet-20.")
+]
+DataDirOption = Annotated[
+    str | None, typer.Option("--data-dir", help="The folder with the original files of a published data set.")
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file with the whole experiment.")]
+MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown, ready to paste into a document.")]
+LogOption = Annotated[
+    list[str] | None,
+    typer.Option("--log", help="tensorboard or mlflow, repeatable: also write local files for it into the folder."),
+]
+OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder.  [default: a new one under runs/]")]

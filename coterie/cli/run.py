@@ -1,0 +1,99 @@
+"""Training: run, compare, resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie import registry
+from coterie.cli.app import command
+from coterie.cli.arguments import (
+    ChurnOption,
+    ClientsOption,
+    ConfigOption,
+    DataDirOption,
+    DataOption,
+    HeadOption,
+    LogOption,
+    ModelOption,
+    OutOption,
+    PartitionOption,
+    PresetOption,
+    RoundsOption,
+    SetOption,
+    UnseenOption,
+    by_default,
+)
+from coterie.cli.orchestrate import experiment_of, fresh_folder, go_on, saved_experiment
+from coterie.errors import CoterieError
+from coterie.running.config import Training
+from coterie.running.experiment import Experiment
+
+DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
+
+
+@command("run")
+def run_command(
+    method: Annotated[str | None, typer.Argument(help="fedfew, fedfew:models=5, fedfew:official, my.py:Mine")] = None,
+    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
+    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help=by_default("Same seed, same result.", Training, "seed"))
+    ] = None,
+    settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None, log: LogOption = None,
+) -> None:
+    """Train one method and score every client."""
+    extra = [f"seed={seed}"] if seed is not None else []
+    experiment = experiment_of(
+        config, data, partition, clients, unseen, model, head, rounds, [*extra, *(settings or [])],
+        (method,) if method else (), churn=churn, preset=preset, data_dir=data_dir,
+    )
+    if len(experiment.methods) != 1:
+        named = ", ".join(experiment.methods) or "none is named"
+        raise CoterieError(f"run trains one method ({named}); `coterie methods` lists them, compare takes several.")
+    folder = out or fresh_folder(registry.method(experiment.methods[0]).name)
+    go_on(experiment, folder, single=True, resume=False, log=log or (), clients=clients)
+
+
+@command("compare")
+def compare_command(
+    named: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[METHODS]...", help="fedper, fedfew:models=3, ... or all; local and fedavg always take "
+                       f"part.  [default: {' '.join(DEFAULT_METHODS)}]"),
+    ] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option("--methods", help="A further method, repeatable; all stands for every one.")
+    ] = None,
+    data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
+    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help=by_default("Runs of each method.", Experiment, "seeds"))
+    ] = None,
+    settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None,
+) -> None:
+    """Train several methods on the same clients; one table."""
+    experiment = experiment_of(config, data, partition, clients, unseen, model, head, rounds, settings or [],
+                               (*(named or ()), *(methods or ())), DEFAULT_METHODS, churn=churn, preset=preset,
+                               data_dir=data_dir)
+    if seeds is not None:
+        experiment = Experiment.of({**experiment.record(), "seeds": seeds})
+    go_on(experiment, out or fresh_folder("compare"), single=False, resume=False, clients=clients)
+
+
+@command("resume")
+def resume_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a comparison's.")], log: LogOption = None
+) -> None:
+    """Go on with a run that was stopped or killed.
+
+    The result is the same as without the interruption.
+    """
+    experiment, single = saved_experiment(run)
+    if log and not single:
+        raise CoterieError("--log writes one run; `coterie report` and `coterie watch` read a comparison's runs.")
+    go_on(experiment, run, single, resume=True, log=log or ())

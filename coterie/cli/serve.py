@@ -1,0 +1,67 @@
+"""Handing out models: personalize, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.app import command
+from coterie.cli.orchestrate import opened_run
+from coterie.errors import CoterieError
+
+
+@command("personalize")
+def personalize_command(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    data: Annotated[str, typer.Option("--data", help="The newcomer's samples, e.g. an .npz file with x and y.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where the model goes; a json is written beside it.")],
+    client: Annotated[str | None, typer.Option("--client", help="Which client, if the file holds several.")] = None,
+    adapt: Annotated[str, typer.Option("--adapt", help="auto, yes or no: local training after the method's rule.")]
+    = "auto",
+    future: Annotated[int | None, typer.Option("--future", help="Further samples the interval is for.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="How the model is spelled, where the run does not know it.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Names the folds.")] = 0,
+    report: Annotated[str, typer.Option("--report", help="text, or json for machines.")] = "text",
+) -> None:
+    """Give a client that took no part in training its model.
+
+    Also says how good it will be.
+    """
+    from coterie.serving import newcomers
+
+    opened = opened_run(run, model)
+    print(newcomers.hand_out(opened, data, out, client, adapt, future, seed, report))
+
+
+@command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a model.safetensors that coterie wrote.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")],
+    client: Annotated[str | None, typer.Option("--client", help="The model this client of the run uses.")] = None,
+    model: Annotated[int | None, typer.Option("--model", help="The server's model of this number, from 0.")] = None,
+    adapted: Annotated[bool, typer.Option("--adapted", help="The client's model after local training.")] = False,
+    form: Annotated[
+        str | None, typer.Option("--format", help="safetensors, torchscript, torch-export or onnx; else by the ending.")
+    ] = None,
+    net: Annotated[
+        str | None, typer.Option("--net", help="How the model is spelled, where the run or file does not know it.")
+    ] = None,
+) -> None:
+    """Write a model for other programs.
+
+    The file is read back and must give the same outputs.
+    """
+    from coterie.serving import export
+
+    form = export.format_of(out, form)
+    if run.is_dir():
+        piece = export.of_run(opened_run(run, net), client, model, adapted)
+    elif client is not None or model is not None or adapted:
+        raise CoterieError(f"{run} holds one model; --client, --model and --adapted choose one of a run folder.")
+    else:
+        piece = export.read_model(run, net)
+    print(export.hand_out(piece, out, form))

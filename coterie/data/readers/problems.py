@@ -1,0 +1,90 @@
+"""What is wrong with data, said in one error; and whatever a file's decoder raises as a sentence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from coterie.errors import CoterieError, NoLabels
+
+EXAMPLES = 4
+"""How many places a problem names; the others are counted."""
+UNLABELLED, MINUS_ONE = "samples have no label", "samples have the label -1, which stands for none"
+
+
+class Problems:
+    """What is wrong with data: counted by kind and client, with the first few places."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, _Kind] = {}
+        self.totals: Counter[str] = Counter()
+        self.remedies: list[str] = []  # further ways out than mending and leaving out
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def add(self, kind: str, where: str = "", client: object = None, why: str = "", count: int = 1) -> None:
+        """`kind` begins with what is counted: 'files cannot be read', 'samples have no label'."""
+        found = self._found.setdefault(kind, _Kind(Counter(), [], Counter()))
+        found.count[kind] += count
+        if client is not None:
+            found.clients[str(client)] += count
+        if (where or why) and len(found.places) < EXAMPLES:
+            found.places.append(f"{where} ({why})" if where and why else where or why)
+        else:
+            found.count["more"] += 1 if where or why else 0
+
+    def sentences(self) -> list[str]:
+        return [found.sentence(kind, self.totals[kind.partition(" ")[0]]) for kind, found in self._found.items()]
+
+    def error(self, text: str) -> CoterieError:
+        """The error to raise; another one where labels are all that is missing."""
+        return NoLabels(text) if self._found and self._found.keys() <= {UNLABELLED, MINUS_ONE} else CoterieError(text)
+
+    def settle(self, skip: bool, name: str) -> tuple[str, ...]:
+        """Raise one report; with `skip` return it instead."""
+        if not self._found:
+            return ()
+        if skip:
+            return tuple(f"left out: {sentence}" for sentence in self.sentences())
+        ways = "".join(f", {way}" for way in dict.fromkeys(self.remedies))
+        raise self.error(f"{name} cannot be used as it is. {'; '.join(self.sentences())}. Mend this{ways}, or leave it "
+                         "out with skip=true.")
+
+
+@dataclass
+class _Kind:
+    count: Counter[str]
+    places: list[str]
+    clients: Counter[str]
+
+    def sentence(self, kind: str, total: int) -> str:
+        many = self.count[kind]
+        said = f"{many} of {total} {kind}" if total >= many else f"{many} {kind}"
+        if self.clients:
+            said += f" ({_listed([f'client {c}: {n}' for c, n in self.clients.items()], len(self.clients))})"
+        return f"{said}: {_listed(self.places, len(self.places) + self.count['more'])}" if self.places else said
+
+
+def _listed(items: Sequence[str], total: int) -> str:
+    shown = list(items[:EXAMPLES])
+    return ", ".join([*shown, f"and {total - len(shown)} more"] if total > len(shown) else shown)
+
+
+@contextmanager
+def reading(path: object, kind: str) -> Iterator[None]:
+    """Whatever a file's decoder raises becomes a sentence: damaged bytes make libraries raise anything."""
+    try:
+        yield
+    except CoterieError:
+        raise
+    except Exception as error:
+        raise CoterieError(f"'{path}' cannot be read as {kind}: {reason(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """An error of a file's library as the end of a sentence."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 120 else text[:117] + "..."

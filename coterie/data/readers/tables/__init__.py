@@ -1,0 +1,76 @@
+"""Tables: csv and parquet files with a label column, and perhaps columns for the client, the split and a text.
+
+A table is read twice, some rows at a time: once to learn what its columns are, once to encode them. Tables of other
+origin (Hugging Face data sets) take the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from coterie.data.readers.formats import Format
+from coterie.data.readers.pieces import Source, names
+from coterie.data.readers.problems import Problems
+from coterie.data.readers.tables.columns import Roles
+from coterie.data.readers.tables.encoding import encode
+from coterie.data.readers.tables.rows import CLIENT, CSV, PARQUET, Rows, csv_rows, parquet_rows
+from coterie.data.readers.tables.schema import Encoding
+from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
+from coterie.errors import CoterieError
+
+
+def table(
+    path: str | Path, *, label: str | None = None, client: str | None = None, split: str | None = None,
+    text: str | None = None, x: str | None = None, ignore: str | None = None, scale: bool = False,
+    fill: str | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS, length: int = LENGTH,
+    classes: str | None = None, regression: bool = False, schema: str | Encoding | None = None,
+    shape: str | None = None, skip: bool = False,
+) -> Source:
+    """A csv or parquet file, or a folder of them with one file a client.
+
+    `label`, `client` and `split` name columns (by default those of that name). Columns of numbers are features as they
+    are; columns of at most 100 different texts become one 0/1 feature a text. `x=a,b` takes these columns alone,
+    `ignore=a,b` all but these. `scale` brings every column of numbers to mean 0 and standard deviation 1 over the rows
+    read. With `text`, that column is the sample, and `tokenizer` makes numbers of it. Missing values are reported, or
+    replaced by `fill`, a number or mean. `schema=file.json` keeps how columns were encoded: it is written when there is
+    no such file, and followed when there is, so that every site encodes alike.
+    """
+    path = Path(path)
+    files = [path] if path.is_file() else table_files(path)
+    if not files:
+        raise CoterieError(f"there is no table '{path}'")
+    problems = Problems()
+    problems.totals["files"] = len(files)
+
+    texts: dict[Path, set[str]] = {}
+
+    def rows(told: Problems | None) -> Iterator[Rows]:
+        for file in files:
+            try:
+                for block in csv_rows(file, texts) if file.suffix in CSV else parquet_rows(file):
+                    if path.is_dir() and client is None:
+                        block.columns[CLIENT] = names([file.stem] * len(block))
+                    yield block
+            except CoterieError as error:
+                if len(files) == 1 or "pip install" in str(error):
+                    raise
+                if told is not None:
+                    told.add("files cannot be read", file.name, file.stem if client is None else None,
+                             str(error).rpartition(": ")[2])
+
+    roles = Roles(label, client, split, text, x, ignore)
+    return encode(rows, path.stem if path.is_file() else path.resolve().name, problems, roles, scale=scale,
+                  fill=fill, tokenizer=tokenizer, words=words, length=length, classes=classes, regression=regression,
+                  schema=schema, shape=shape, skip=skip,
+                  clients=[file.stem for file in files] if path.is_dir() and client is None else ())
+
+
+def table_files(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.suffix in (*CSV, *PARQUET)) if path.is_dir() else []
+
+
+READS = (
+    Format(table, 70, file=lambda path: path.suffix.lower() in (*CSV, *PARQUET),
+           folder=lambda path: bool(table_files(path))),
+)

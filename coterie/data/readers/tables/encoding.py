@@ -1,0 +1,283 @@
+"""Columns as features and labels: numbers as they are or scaled, texts as one 0/1 feature each or as tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
+from coterie.data.readers.problems import Problems
+from coterie.data.readers.tables.columns import CATEGORIES, Column, Roles, clients_of, learn, role_of, written
+from coterie.data.readers.tables.rows import CLIENT, SPLIT, Reading, Rows, parsed
+from coterie.data.readers.tables.schema import Encoding, read_schema, write_schema
+from coterie.data.readers.text import Tokenizer, tokenizer_of
+from coterie.errors import CoterieError, NoLabels, unknown
+
+LARGE = 10.0
+"""Root mean square of a column from which on it is said that columns are not scaled."""
+
+
+def encode(
+    rows: Reading, name: str, problems: Problems, roles: Roles, *, scale: bool, fill: str | None,
+    tokenizer: str | Tokenizer, words: int, length: int, classes: str | Sequence[str] | None, regression: bool,
+    schema: str | Encoding | None, shape: str | None, skip: bool,
+    clients: Sequence[str] = (), notes: Sequence[str] = (),
+) -> Source:
+    """Learn the columns, then encode them."""
+    found, total = learn(rows, roles, problems)
+    if not total:
+        said = problems.sentences()
+        raise CoterieError(f"{name} holds no rows" + (f": {'; '.join(said)}." if said else "."))
+    followed = schema if isinstance(schema, dict) else read_schema(schema)
+    encoder = _ColumnEncoder(name, found, roles, regression, followed, scale, fill)
+    cutter = tokenizer_of(tokenizer, words, length)
+    notes = [*notes, *encoder.report(problems, total)]
+    if isinstance(schema, str) and not Path(schema).exists():
+        write_schema(Path(schema), encoder.encoding())
+
+    def pieces() -> Iterator[Piece]:
+        for block in rows(None):
+            piece = encoder.piece(block, cutter, problems)
+            if piece is not None:
+                yield piece
+
+    source = collect(pieces(), name, problems, skip=skip, classes=classes or encoder.classes, regression=regression,
+                     shape=shape, clients=clients, notes=notes)
+    names = None if source.classes is None else list(source.classes)
+    return replace(source, encoding={**encoder.encoding(), "classes": names})
+
+
+class _ColumnEncoder:
+    """How each column is encoded."""
+
+    def __init__(
+        self, name: str, found: dict[str, Column], roles: Roles, regression: bool, schema: Encoding | None,
+        scale: bool, fill: str | None,
+    ) -> None:
+        self.found = found
+        told = (schema or {}).get("label")
+        self.label = role_of(roles.label, told or "label", found)
+        if self.label is None and told is not None:
+            raise NoLabels(f"{name} has no column '{told}', which would hold the labels.")
+        if self.label is None:
+            listed = ", ".join(c for c in found if not c.startswith("\0"))
+            raise NoLabels(f"{name} has no column 'label'; say which it is: label=NAME (there are {listed}).")
+        self.client = role_of(roles.client, (schema or {}).get("client") or "client", found, CLIENT)
+        self.split = role_of(roles.split, "split", found, SPLIT)
+        self.text = role_of(roles.text, "\0", found)
+        wanted, ignored = _listed(roles.x, found), _listed(roles.ignore, found)
+        taken = (self.label, self.client, self.split, CLIENT, SPLIT)
+        self.columns = wanted or [c for c in found if c not in taken and c not in ignored]
+        self.classes: list[str] | None = None
+        self.regression = regression
+        label = found[self.label]
+        if label.shape:
+            raise CoterieError(f"column '{self.label}' holds {list(label.shape)} values a row, so it is no label.")
+        self.targets = label.numeric and (regression or not label.whole)
+        self.arrays = [c for c in self.columns if found[c].shape]
+        if self.text is not None:
+            self.columns = [self.text]
+            if found[self.text].numeric:
+                raise CoterieError(f"column '{self.text}' holds numbers, so it is no text.")
+        elif self.arrays and len(self.columns) > 1:
+            raise CoterieError(f"column '{self.arrays[0]}' holds arrays; take it alone with x={self.arrays[0]}.")
+        self.categories: dict[str, list[str] | None] = {}
+        self.followed = schema is not None
+        if schema is not None:
+            self._follow(schema, name)
+        elif self.text is None:
+            self._settle()
+        if not self.columns:
+            raise CoterieError(f"{name} has no columns left for features.")
+        self.scale, self.fill = self._scale(schema, scale), self._fill(schema, fill)
+
+    def _numbers(self) -> list[str]:
+        """The columns that are one number a row."""
+        return [] if self.text is not None else [
+            c for c in self.columns if self.categories.get(c) is None and not self.found[c].shape
+        ]
+
+    def _scale(self, schema: Encoding | None, wanted: bool) -> dict[str, list[float]] | None:
+        """{column: [mean, deviation]}, that of the schema where there is one; a constant column is only centred."""
+        if schema is not None:
+            return schema.get("scale")
+        made = {c: [self.found[c].mean, self.found[c].deviation or 1.0] for c in self._numbers()} if wanted else None
+        for column, pair in (made or {}).items():
+            if not all(map(math.isfinite, pair)):
+                raise CoterieError(f"column '{column}' holds numbers too large to be scaled.")
+        return made
+
+    def _fill(self, schema: Encoding | None, wanted: str | None) -> dict[str, float] | None:
+        """{column: what stands for a missing number}; a missing text is none of the categories."""
+        if wanted is None:
+            return schema.get("fill") if schema is not None else None
+        if wanted == "mean":
+            if self.arrays:
+                raise CoterieError(f"fill=mean is for columns of numbers, and '{self.arrays[0]}' holds arrays.")
+            known = (schema or {}).get("scale") or {}
+            return {c: float(known[c][0] if c in known else self.found[c].mean) for c in self._numbers()}
+        number = parsed(wanted)
+        if number is None or not math.isfinite(number):
+            raise CoterieError(f"fill must be a number or mean, not '{wanted}'.")
+        return dict.fromkeys(self.columns, number)
+
+    def encoding(self) -> Encoding:
+        label = self.found[str(self.label)]
+        classes = None if self.targets or label.numeric or not label.categories else sorted(label.categories)
+        client = None if self.client == CLIENT else self.client
+        made: Encoding = {
+            "columns": self.categories, "label": self.label, "client": client, "classes": self.classes or classes,
+        }
+        return made | {k: v for k, v in (("scale", self.scale), ("fill", self.fill)) if v is not None}
+
+    def _settle(self) -> None:
+        for column in self.columns:
+            known = self.found[column]
+            if not known.numeric and known.categories is None:
+                some = f"e.g. '{known.strange[:40]}'" if known.strange else "as text"
+                raise CoterieError(
+                    f"column '{column}' holds neither numbers nor at most {CATEGORIES} different texts ({some}); leave "
+                    f"it out with ignore={column}, or take it as text={column}{_quoted(column)}."
+                )
+            self.categories[column] = None if known.numeric else sorted(known.categories or ())
+
+    def _follow(self, schema: Encoding, name: str) -> None:
+        self.classes = schema["classes"]
+        if self.text is not None:
+            return
+        self.columns, self.categories = list(schema["columns"]), dict(schema["columns"])
+        for column in self.columns:
+            if column not in self.found:
+                raise CoterieError(f"{name} has no column '{column}', which the schema asks for.")
+            if self.categories[column] is None and not self.found[column].numeric:
+                raise CoterieError(f"column '{column}' of {name} must hold numbers, as the schema says; it holds "
+                                   f"'{self.found[column].strange[:40]}'.")
+
+    def report(self, problems: Problems, total: int) -> list[str]:
+        """Missing values, by column and client; a note instead where they are filled in, or where scales differ."""
+        notes = []
+        large = {c: math.hypot(self.found[c].mean, self.found[c].deviation) for c in self._numbers()}
+        large = {c: size for c, size in large.items() if size > LARGE}
+        if large and self.scale is None:
+            first = sorted(large, key=lambda c: -large[c])[:3]
+            some = ", ".join(f"'{c}' (about {large[c]:.3g})" for c in first)
+            notes.append(f"columns hold large numbers, taken as they are: {some}; models train badly on these, and "
+                         "scale=true brings every column to mean 0 and deviation 1")
+        problems.totals["rows"] = total
+        for column in dict.fromkeys([*self.columns, self.client, self.split]):
+            if column is None or not (missing := self.found[column].missing):
+                continue
+            title = column.lstrip("\0")
+            role = column in (self.client, self.split)
+            if not role and self.fill is not None and self.text is None:
+                what = f"{self.fill.get(column, 0):g}" if self.categories.get(column) is None else "no category"
+                notes.append(f"filled in: column '{title}' lacked {missing.total()} of {total} values ({what})")
+                continue
+            if not role and self.text is None:
+                problems.remedies.append("fill the gaps with fill=mean")
+            for client, count in missing.items():
+                problems.add(f"rows have no value in column '{title}'", client=client or None, count=count)
+        return notes
+
+    def piece(self, block: Rows, cutter: Tokenizer, problems: Problems) -> Piece | None:
+        good = np.ones(len(block), dtype=bool)
+        for column in dict.fromkeys([*self.columns, self.client, self.split]):
+            if column is None or (self.fill is not None and self.text is None and column in self.columns):
+                continue
+            values = block.columns[column]
+            good &= ~np.isnan(values).reshape(len(values), -1).any(1) if values.dtype.kind == "f" else np.array(
+                [value is not None for value in values], dtype=bool)
+        self._known(block, good, problems)
+        where = f"{block.where}, rows from {block.first}"
+        split = self._split(block, good, problems) if self.split is not None else None
+        kept = {column: values[good] for column, values in block.columns.items()}
+        n = int(good.sum())
+        if not n:
+            return None
+        client = None
+        if self.client is not None:
+            client = names(clients_of(Rows(where, 0, {self.client: kept[self.client]}), self.client))
+        return Piece(self._features(kept, cutter), self._labels(kept[str(self.label)]), where,
+                     client, None if split is None else split[good])
+
+    def _known(self, block: Rows, good: Array, problems: Problems) -> None:
+        """Strike rows with a category that a schema lacks."""
+        for column, known in self.categories.items():
+            if known is None or not self.followed:
+                continue
+            for k, word in enumerate(_words(block.columns[column])):
+                if good[k] and word is not None and word not in known:
+                    good[k] = False
+                    problems.add(f"rows have a value in column '{column}' that the schema lacks",
+                                 f"row {block.first + k} of {block.where}", why=f"'{word}'")
+
+    def _split(self, block: Rows, good: Array, problems: Problems) -> Array:
+        values = block.columns[str(self.split)]
+        words = ["" if v is None else str(v).strip().lower() for v in values.tolist()]
+        for k in np.flatnonzero(good):
+            if words[k] not in SPLIT_WORDS:
+                good[k] = False
+                row = f"row {block.first + k} of {block.where}"
+                problems.add("rows have an unknown split", row, why=f"'{words[k]}'")
+        return np.array([SPLIT_WORDS.get(word, 0) for word in words], dtype=np.int8)
+
+    def _labels(self, values: Array) -> Array:
+        if values.dtype.kind != "f":
+            return values
+        if self.targets:
+            return values.astype(np.float32)
+        return names([None if np.isnan(v) else written(v) for v in values])
+
+    def _features(self, kept: Mapping[str, Array], cutter: Tokenizer) -> Array:
+        if self.text is not None:
+            return np.array([cutter(text) for text in kept[self.text]], dtype=np.int64)
+        if self.arrays:
+            column = self.columns[0]
+            values = kept[column] if self.fill is None else _filled(kept[column], self.fill.get(column, 0.0))
+            return values.astype(np.float32)
+        parts: list[Array] = []
+        for column in self.columns:
+            values, known = kept[column], self.categories[column]
+            if known is None:
+                values = values if self.fill is None else _filled(values, self.fill.get(column, 0.0))
+                mean, deviation = (self.scale or {}).get(column, (0.0, 1.0))
+                parts.append(((values - mean) / deviation).astype(np.float32)[:, None])
+                continue
+            place = {word: k for k, word in enumerate(known)}
+            one = np.zeros((len(values), len(known)), dtype=np.float32)
+            for row, word in enumerate(_words(values)):
+                if word is not None:
+                    one[row, place[word]] = 1
+            parts.append(one)
+        return np.concatenate(parts, 1)
+
+
+def _filled(values: Array, number: float) -> Array:
+    return np.where(np.isnan(values), number, values)
+
+
+def _quoted(column: str) -> str:
+    return " (in quotes on a command line: --data 'FILE:...')" if " " in column else ""
+
+
+def _words(values: Array) -> list[str | None]:
+    if values.dtype.kind == "f":
+        return [None if np.isnan(v) else written(v) for v in values]
+    return list(values)
+
+
+def _listed(text: str | None, found: Mapping[str, Any]) -> list[str]:
+    if text is None:
+        return []
+    if text in found:  # a column whose name holds a comma
+        return [text]
+    listed = [part.strip() for part in text.split(",")]
+    for column in listed:
+        if column not in found:
+            raise unknown("column", column, [c for c in found if not c.startswith("\0")])
+    return listed

@@ -1,0 +1,48 @@
+"""How a table became numbers, as a schema file keeps it, so that every site encodes alike."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from coterie.data.readers.problems import reading
+from coterie.errors import CoterieError
+
+Encoding = dict[str, Any]
+"""`columns` {name: its categories, or null for numbers}, `label` and `client` (columns, the second perhaps null),
+`classes` (names, or null); where asked for, `scale` {name: [mean, deviation]} and `fill` {name: number}."""
+
+
+def read_schema(path: str | None) -> Encoding | None:
+    if path is None or not Path(path).exists():
+        return None
+    with reading(path, "a schema"):
+        held = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(held, dict) or not isinstance(held.get("columns"), dict) or "classes" not in held:
+            raise ValueError("columns and classes are expected")
+        if not all(isinstance(held.get(role, ""), str | None) for role in ("label", "client")):
+            raise ValueError("label and client are names of columns")
+        for words in (held["classes"], *held["columns"].values()):
+            if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+                raise ValueError("categories are lists of texts")
+        if not all(isinstance(held.get(name), dict | None) for name in ("scale", "fill")):
+            raise ValueError("scale and fill name columns")
+        for column, pair in (held.get("scale") or {}).items():
+            if not (isinstance(pair, list) and len(pair) == 2 and all(_finite(v) for v in pair) and pair[1] > 0):
+                raise ValueError(f"the scale of '{column[:40]}' is a mean and a deviation above 0")
+        if not all(_finite(value) for value in (held.get("fill") or {}).values()):
+            raise ValueError("what fills gaps are numbers")
+        return held
+
+
+def write_schema(path: Path, encoding: Encoding) -> None:
+    try:
+        path.write_text(json.dumps(encoding, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CoterieError(f"the schema {path} cannot be written: {error.strerror}.") from error
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,77 @@
+// Numbers and the words for them; they are rounded as in the tables of the command line.
+
+const known = (v) => v !== null && v !== undefined && Number.isFinite(v);
+const mean = (list) => {
+  const x = list.filter(known);
+  return x.length ? x.reduce((a, b) => a + b, 0) / x.length : null;
+};
+const sum = (list) => list.reduce((a, b) => a + b, 0);
+const extent = (list) => {
+  const x = list.filter(known);
+  return [Math.min(...x), Math.max(...x)];
+};
+function quantile(sorted, q) {
+  const at = (sorted.length - 1) * q,
+    low = Math.floor(at);
+  return sorted[low] + (sorted[Math.min(low + 1, sorted.length - 1)] - sorted[low]) * (at - low);
+}
+const percent = () => D.metric === "accuracy";
+const scaled = (v) => (percent() ? 100 * v : v);
+function fmt(v, digits) {
+  if (!known(v)) return "–";
+  const x = scaled(v);
+  if (digits === undefined) digits = percent() ? 1 : Math.abs(x) >= 100 ? 0 : 3;
+  return rounded(x, digits).toFixed(digits).replace("-", "−");
+}
+// Halves away from zero, also where 88.25 was computed as 88.24999999999999: as the tables of the command line do it.
+function rounded(x, digits) {
+  const whole = Math.round(+(Math.abs(x) * 10 ** digits).toFixed(9 - digits));
+  return whole ? (Math.sign(x) * whole) / 10 ** digits : 0;
+}
+// How much better `to` is than `from`, as the difference of the two numbers as they are shown.
+function gained(to, from, digits = percent() ? 1 : 3) {
+  if (!known(to) || !known(from)) return "–";
+  const d = rounded((D.higher ? 1 : -1) * (rounded(scaled(to), digits) - rounded(scaled(from), digits)), digits);
+  return (d > 0 ? "+" : d < 0 ? "−" : "±") + Math.abs(d).toFixed(digits);
+}
+const measured = () => (percent() ? "accuracy in %" : "error");
+const unit = () => (percent() ? " %" : "");
+const points = () => (percent() ? " points" : "");
+const signed = (v, digits) => (known(v) ? (v > 0 ? "+" : v < 0 ? "" : "±") + fmt(v, digits) : "–");
+function bytes(n) {
+  if (!known(n)) return "–";
+  for (const u of ["B", "kB", "MB", "GB"]) {
+    if (n < 999.5) return (u === "B" || n >= 9.95 ? n.toFixed(0) : n.toFixed(1)) + " " + u;
+    n /= 1000;
+  }
+  return n.toFixed(1) + " TB";
+}
+function seconds(t) {
+  if (!known(t)) return "–";
+  return t < 9.95
+    ? t.toFixed(1) + " s"
+    : t < 120
+      ? t.toFixed(0) + " s"
+      : t < 7200
+        ? (t / 60).toFixed(0) + " min"
+        : (t / 3600).toFixed(1) + " h";
+}
+function ticks(low, high, count) {
+  const span = high - low || 1,
+    rough = span / Math.max(1, count),
+    power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((k) => k * power).find((k) => k >= rough * 0.999);
+  const found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * span; i++)
+    found.push(+(i * step).toPrecision(12));
+  return found;
+}
+const axisDigits = (values) => {
+  const step = values.length > 1 ? Math.abs(scaled(values[1] - values[0])) : 1;
+  return percent() ? Math.max(0, Math.min(3, Math.ceil(-Math.log10(step) - 1e-9))) : undefined;
+};
+const scale = (from, to) => (v) => to[0] + ((v - from[0]) / (from[1] - from[0] || 1)) * (to[1] - to[0]);
+const better = (a, b) => (D.higher ? a - b : b - a);
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+// A count with its noun: 1 round, 2 rounds.
+const counted = (n, noun, plural = noun + "s") => `${n} ${n === 1 ? noun : plural}`;

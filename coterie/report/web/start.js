@@ -1,0 +1,50 @@
+// The last file: draws the page.
+
+function settle() {
+  if (!methodOf(state.method)) {
+    [state.method, state.stage] = D.answer.mean || [D.methods[0].name, stages()[0]]; // what the headline names
+    if (bases().length === 1 && stages().includes(ADAPTED)) state.stage = ADAPTED; // itself, as served
+  }
+  if (!bases().some(([b]) => b === state.base))
+    state.base = (bases().find(([b]) => b !== `${state.method}|${state.stage}`) || bases()[0])[0];
+  if (state.client >= D.clients.length) state.client = -1;
+}
+function render() {
+  drawn.forEach((_, host) => {
+    if (!host.isConnected) {
+      watcher.unobserve(host);
+      drawn.delete(host);
+    }
+  });
+  controls();
+  table();
+  clients();
+  spread();
+  convergence();
+  newcomers();
+  classes();
+  few();
+  conflicts();
+  size();
+  unseen();
+  card();
+}
+function start() {
+  settle();
+  answer();
+  render();
+  reproduce();
+  document.title = `coterie report: ${D.title}`;
+}
+let kept = null;
+try {
+  kept = localStorage.getItem("coterie-theme");
+} catch {
+  /* no storage for files here */
+}
+theme(kept || document.documentElement.dataset.theme);
+start();
+if (D.live) {
+  progress();
+  poll("");
+}

@@ -1,0 +1,16 @@
+// What the page shows (D, written by report/data.py) and what its reader has chosen.
+
+let D = JSON.parse(document.getElementById("data").textContent);
+const [SERVED, ADAPTED] = D.stages.map((one) => one.name);
+const state = {
+  method: "",
+  stage: SERVED,
+  base: "",
+  client: -1,
+  axis: "rounds",
+  few: "",
+  conflict: "",
+  sort: ["mean", -1],
+  filter: "",
+  shown: "both",
+};

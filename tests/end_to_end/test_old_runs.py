@@ -1,0 +1,101 @@
+"""Run folders of version 0.1.0 are shown, reported, resumed, personalized and exported (see old_runs/README.md)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from coterie import cli
+
+HERE = Path(__file__).parent / "old_runs"
+STOPPED = sorted(path.name for path in (HERE / "stopped").iterdir())
+
+
+@pytest.fixture
+def old(tmp_path):
+    """A copy of the folders that may be written to, which believe that they were made here."""
+    place = tmp_path / "old"
+    shutil.copytree(HERE, place)
+    for path in place.rglob("*.json"):
+        path.write_text(path.read_text().replace("@HERE@", str(place)))
+    return place
+
+
+@pytest.fixture
+def coterie(monkeypatch, capsys):
+    """The command line in this process: words -> what it printed."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        assert end.value.code in (0, None), said.err
+        return said.out
+
+    return run
+
+
+def same(found, expected):
+    """Two checkpoints hold the same numbers. Other machines add in another order, so the last bits may differ."""
+    mine, theirs = load_file(found), load_file(expected)
+    assert mine.keys() == theirs.keys()
+    for name, t in theirs.items():
+        torch.testing.assert_close(mine[name], t, rtol=1e-4, atol=1e-6)
+
+
+def test_the_kept_folders_are_small():
+    assert sum(path.stat().st_size for path in HERE.rglob("*") if path.is_file()) < 300_000
+
+
+def test_they_are_shown(old, coterie):
+    assert "fedfew" in coterie("show", old / "fedfew")
+    table = coterie("show", old / "sites")
+    assert all(word in table for word in ("local", "fedavg", "ifca:models=2", "apfl"))
+    assert "unfinished" not in table
+    assert "unfinished: 1 of 1" in coterie("show", old / "stopped" / "apfl")
+    assert "fedavg" in coterie("show", old / "churned")
+
+
+def test_they_are_reported_with_what_people_read(old, coterie):
+    """Who uses which model comes from `w`, `mass` and `clients_per_model` of the round records."""
+    for name in ("fedfew", "sites", "churned", "stopped/cfl"):
+        coterie("report", old / name, "-o", old / "page.html")
+        page = (old / "page.html").read_text()
+        data = json.loads(page.split('id="data"', 1)[1].split(">", 1)[1].split("</script>", 1)[0])
+        few = [method["name"] for method in data["methods"] if method["few"]]
+        assert few == {"fedfew": ["fedfew"], "sites": ["ifca:models=2"], "churned": [], "stopped/cfl": ["cfl"]}[name]
+        shares = [method["few"]["mass"]["share"] for method in data["methods"] if method["few"]]
+        assert all(abs(sum(share) - 1) < 1e-3 for one in shares for share in one)  # rounded to four digits
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_they_are_resumed_to_the_same_end(old, coterie, name):
+    """What 0.1.0 itself reaches without being killed is kept in `whole`."""
+    coterie("resume", old / "stopped" / name)
+    same(old / "stopped" / name / "checkpoint.safetensors", old / "whole" / f"{name}.safetensors")
+    assert json.loads((old / "stopped" / name / "result.json").read_text())["rounds"] == 4
+
+
+@pytest.mark.parametrize("run", ["sites/apfl/seed0", "sites/ifca-models-2/seed0", "sites/fedavg/seed0", "stopped/pacfl",
+                                 "stopped/fedsoft", "stopped/fedala"])
+def test_newcomers_are_served_and_clients_exported(old, coterie, run):
+    """The newcomer's table has no client column; the run's encoding tells what its columns mean."""
+    words = ("--data", f"{old / 'newcomer.csv'}:label=outcome", "-o", old / "new.safetensors", "--report", "json")
+    told = json.loads(coterie("personalize", old / run, *words))
+    assert told["estimate"]["n"] == 20
+    assert "the same outputs" in coterie("export", old / run, "--client", "north", "-o", old / "north.pt2")
+    assert "the same outputs" in coterie("export", old / "new.safetensors", "-o", old / "new.pt2")
+
+
+def test_a_server_model_is_exported(old, coterie):
+    assert "the same outputs" in coterie("export", old / "fedfew", "--model", "2", "-o", old / "two.safetensors")
+    model = load_file(old / "two.safetensors")
+    rows = load_file(HERE / "fedfew" / "checkpoint.safetensors")["server.rows"]
+    assert torch.equal(torch.cat([t.flatten() for t in model.values()]).sort().values, rows[2].sort().values)
