@@ -1,26 +1,34 @@
 """What the site needs besides the pages in this folder: a page for each method and aggregator, and the project's own.
 
-mkdocs calls `on_config` and `on_files`. Nothing is written to this folder: the pages are made in memory from the
-docstrings (`coterie.report.catalogue`), and a method's bytes are counted in one real round.
+mkdocs calls the functions `on_...`. Nothing is written to this folder: the pages are made in memory from the docstrings
+(`coterie.report.catalogue`), and a method's bytes are counted in one real round. Formulas stand in the pages as in the
+docstrings, as plain text in a fence ```equation or in `\\( \\)`, and become MathML (`coterie.report.notation`), which
+a browser shows without a script. Colours are the report's.
 """
 
 from __future__ import annotations
 
 import functools
+import html
 import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 import coterie
 from coterie.contract.method import Method
 from coterie.data import digits, partition
 from coterie.models import model
-from coterie.report import catalogue
+from coterie.report import catalogue, notation
 from coterie.report.table import markdown_table
 
 ROOT = Path(__file__).parents[1]
+EQUATION = re.compile(r"^```equation\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
+LINE = re.compile(r"(?: *(\d+)  )?( *)(.*)")
+FORMULA = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>([,.;:)]*)', re.DOTALL)
+CELL = re.compile(r"<td((?: style=[^>]*)?)>(.*?)</td>", re.DOTALL)
 FROM_THE_ROOT = {"contributing.md": "CONTRIBUTING.md", "changes.md": "CHANGELOG.md"}
 
 
@@ -37,13 +45,62 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made; the committed methods.md, one page for readers of the sources, gives way."""
+    """Adds what is made; the committed methods.md, one page for readers of the sources, gives way."""
     pages = catalogue.site(traffic) | {path: moved((ROOT / name).read_text()) for path, name in FROM_THE_ROOT.items()}
+    pages["palette.css"] = palette()
     for path, text in pages.items():
         if (committed := files.get_file_from_path(path)) is not None:
             files.remove(committed)
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The lines of an equation become those of a paragraph of the class `equation`, with their indents."""
+
+    def paragraph(found: re.Match[str]) -> str:
+        return "  \n".join(map(equation_line, found[1].splitlines())) + "\n{: .equation }"
+
+    return EQUATION.sub(paragraph, markdown)
+
+
+def equation_line(line: str) -> str:
+    """A line of an algorithm may begin with its number, and two spaces set it in by one step."""
+    number, indent, text = LINE.fullmatch(line).groups()
+    numbered = f'<span class="line">{number}</span>' if number else ""
+    return numbered + "&emsp;" * (len(indent) // 2) + catalogue.with_formulas(text)
+
+
+def on_page_content(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Formulas are typeset, and the cells of tables are marked as short or long for the style sheet."""
+    text = re.sub(r'<p class="equation">.*?</p>', lambda found: typeset(found[0], display=True), text, flags=re.DOTALL)
+    return CELL.sub(cell, typeset(text, display=False))
+
+
+def cell(found: re.Match[str]) -> str:
+    """A number, with its spread, unit or what it is of, and a word are short and stay in one line."""
+    said = html.unescape(re.sub(r"<[^>]+>", "", found[2])).strip()
+    number = re.match(r"[-+±≤≥<>]?\d", said) and not re.search(r"[^\W\d_]{4}", said)
+    kind = "short" if len(said) <= (28 if number else 12) else "long" if len(said) > 40 else ""
+    return f'<td{found[1]} class="{kind}">{found[2]}</td>' if kind else found[0]
+
+
+def typeset(text: str, display: bool) -> str:
+    """What the Markdown extension arithmatex has left as it was; the comma or stop after it stays in its line."""
+
+    def element(found: re.Match[str]) -> str:
+        formula = html.unescape(found[1]).replace(r"\|", "|")
+        return f'<span class="formula">{notation.mathml(formula, display)}{found[2]}</span>'
+
+    return FORMULA.sub(element, text)
+
+
+def palette() -> str:
+    """The report's colours, light and dark, under the theme's names of its two schemes."""
+    [sheet] = (ROOT / "coterie" / "report").rglob("page.css")
+    blocks = dict(re.findall(r"^(:root\S*) \{\n(.*?)^\}", sheet.read_text(), re.MULTILINE | re.DOTALL))
+    schemes = {"default": blocks[":root"], "slate": blocks[':root[data-theme="dark"]']}
+    return "\n".join(f'[data-md-color-scheme="{scheme}"] {{\n{colours}}}' for scheme, colours in schemes.items()) + "\n"
 
 
 def moved(text: str) -> str:

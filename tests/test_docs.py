@@ -16,16 +16,18 @@ import tomllib
 import types
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 import matplotlib
 import pytest
 import typer
+from chromium import chromium
 from typer.testing import CliRunner
 
 import coterie.methods
 from coterie import registry
 from coterie.cli import app
-from coterie.report import catalogue
+from coterie.report import catalogue, notation
 from coterie.running.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +36,8 @@ EACH = pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_
 FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 REASON = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-LANGUAGES = ("python", "console", "toml", "text")
+LANGUAGES = ("python", "console", "toml", "text", "equation")
+TO_WRITE = ("mine", "mix", "NAME", "GROUP")
 NOT_RUN = 25
 """How many blocks have a reason not to run; whoever adds one raises it on purpose."""
 GROUP = typer.main.get_command(app)
@@ -137,7 +140,11 @@ class Reader:
             assert experiment.chosen()
 
     def text(self, block):
-        """What something prints, or a formula."""
+        """What something prints."""
+
+    def equation(self, block):
+        """Formulas and words; at least one line has a formula."""
+        assert any(formula for formula, _ in notation.split(block.text)), block.where
 
 
 @pytest.mark.long
@@ -218,19 +225,68 @@ def test_the_page_of_options_is_what_the_code_generates():
     assert page == catalogue.option_markdown(), f"run `{catalogue.OPTIONS_COMMAND}`"
 
 
-def test_the_site_builds_without_a_warning_and_is_complete(tmp_path, monkeypatch):
-    """As `make docs` does: a warning is an error. One test, because the build takes most of its time."""
-    pytest.importorskip("material", reason="pip install 'coterie[docs]' builds the site")
-    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Built as `make docs` does: a warning is an error."""
+    for package in ("material", "mkdocstrings"):
+        pytest.importorskip(package, reason="pip install 'coterie[docs]' builds the site")
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
-    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True)
-    config.plugins.on_startup(command="build", dirty=False)
-    build(config)
-    nobody_else_is_asked(tmp_path)
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_MKDOCS_2_WARNING", "1")
+        config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
+        config.plugins.on_startup(command="build", dirty=False)
+        build(config)
+    return folder
+
+
+def test_the_site_builds_without_a_warning_and_is_complete(site):
+    """One test, because the build takes most of its time, and tests may run in several processes."""
+    nobody_else_is_asked(site)
+    formulas_are_set(site)
     for cls in [*registry.methods().values(), *catalogue.plugs()]:
-        has_a_page(tmp_path, cls)
+        has_a_page(site, cls)
+    for name in coterie.__all__:
+        is_explained(site, name)
+    has_the_colours_of_the_report(site)
+
+
+PHONE = """() => {
+    const lines = cell => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return new Set([...range.getClientRects()].map(box => Math.round(box.bottom / 8))).size;
+    };
+    const cells = [...document.querySelectorAll("td")];
+    const numbers = cells.filter(cell => /^[-+\\d., ±%]+$/.test(cell.textContent.trim()));
+    return {
+        wide: document.documentElement.scrollWidth,
+        numbers: numbers.length,
+        broken: numbers.filter(cell => lines(cell) > 1).map(cell => cell.textContent),
+        empty: [...document.querySelectorAll("math")].filter(one => !one.getBoundingClientRect().width).length,
+    };
+}"""
+
+
+def test_on_a_phone_numbers_stay_whole_and_pages_open_from_the_disk(site):
+    """390 pixels wide, offline, from the files: nothing is fetched, tables scroll inside the page, formulas show."""
+    with chromium() as browser:
+        context = browser.new_context(viewport={"width": 390, "height": 844}, offline=True)
+        page = context.new_page()
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        for name in ("results/har", "methods", "methods/fednh", "aggregators/confree", "performance", "options",
+                     "reference/run", "reference/method", "guide-author"):
+            page.goto((site / f"{name}.html").as_uri())
+            found = page.evaluate(PHONE)
+            assert found["wide"] <= 390, name
+            assert found["broken"] == [], name
+            assert found["empty"] == 0, name
+            assert found["numbers"] > 50 or name != "results/har"
+        assert all(address.startswith(("file:", "data:", "blob:")) for address in asked), asked
+        context.close()
 
 
 def nobody_else_is_asked(site):
@@ -245,11 +301,64 @@ def nobody_else_is_asked(site):
         assert not elsewhere.search(sheet.read_text()), sheet.name
 
 
+def formulas_are_set(site):
+    """As MathML, without a script: none is left as it was typed, and each is a well-formed element."""
+    for page in site.rglob("*.html"):
+        text = re.sub(r"<(pre|code).*?</\1>", "", page.read_text(), flags=re.DOTALL)
+        assert "arithmatex" not in text, page.name
+        assert not re.search(r"\\[()]|```", text), page.name
+        for formula in re.findall(r"<math\b.*?</math>", text, flags=re.DOTALL):
+            assert ElementTree.fromstring(formula).attrib["alttext"]
+
+
+def read(page):
+    """What a page says; a formula is read as its source."""
+    text = re.sub(r'<math alttext="([^"]*)".*?</math>', r"\1", page.read_text(), flags=re.DOTALL)
+    return html.unescape(re.sub(r"<[^>]+>", "", text))
+
+
+def squeezed(text):
+    return re.sub(r"[`\s]", "", text)
+
+
+def is_explained(site, name):
+    """A public name has an anchor of its own, its docstring and those of what it holds, word for word."""
+    [page] = [page for page in (site / "reference").glob("*.html") if f'id="coterie.{name}"' in page.read_text()]
+    source, text, thing = page.read_text(), squeezed(read(page)), getattr(coterie, name)
+    said = {f"coterie.{name}": thing} | {f"coterie.{name}.{key}": value for key, value in vars(thing).items()}
+    for anchor, one in said.items():
+        if f'id="{anchor}"' in source and not is_field(one):
+            assert squeezed(inspect.getdoc(one)) in text, f"markup swallowed a part of the docstring of {anchor}"
+
+
+def is_field(value):
+    return not (inspect.isclass(value) or inspect.isroutine(value) or isinstance(value, property | classmethod))
+
+
+def has_the_colours_of_the_report(site):
+    """Light and dark as in its style sheet; the mark in the tab, which cannot read that, has the same four colours."""
+    [sheet] = (ROOT / "coterie" / "report").rglob("page.css")
+    light, dark = (re.findall(rf"{scheme}.*?\n\}}", sheet.read_text(), re.DOTALL)[0]
+                   for scheme in (r"^:root \{", r':root\[data-theme="dark"\] \{'))
+    made = (site / "palette.css").read_text()
+    for scheme, colours in ("default", light), ("slate", dark):
+        block = made.partition(f'[data-md-color-scheme="{scheme}"]')[2].partition("}")[0]
+        assert re.findall(r"--[\w-]+: #\w+", block) == re.findall(r"--[\w-]+: #\w+", colours)
+    wanted = [re.search(rf"--{name}: (#\w+)", colours)[1] for colours in (light, dark) for name in ("accent", "m1")]
+    assert re.findall(r"fill: (#\w+)", (site / "favicon.svg").read_text()) == wanted
+    start = (site / "index.html").read_text()
+    assert 'href="favicon.svg"' in start
+    assert 'style="fill: var(--accent)"' in start
+
+
 def has_a_page(site, cls):
     """With every word of its docstring, its options, citation and traffic; in the index and in the search."""
     method = cls.name in registry.methods()
     folder = "methods" if method else "aggregators"
-    text = html.unescape(re.sub(r"<[^>]+>", "", (site / folder / f"{cls.name}.html").read_text()))
+    page = site / folder / f"{cls.name}.html"
+    text = read(page)
+    formulas = [part for formula, part in notation.split(inspect.getdoc(cls)) if formula]
+    assert page.read_text().count("<math ") >= len(formulas)
     traffic = "Nothing travels." if cls.name == "local" else "bytes per client and round."
     for wanted in [*catalogue.own_options(cls()), cls.cite, traffic if method else "fewest clients"]:
         assert wanted in text, f"{cls.name}: {wanted}"
@@ -257,6 +366,27 @@ def has_a_page(site, cls):
     assert said in re.sub(r"[`\s]", "", text), f"{cls.name}: markup swallowed a part of its docstring"
     assert f"{folder}/{cls.name}.html" in (site / f"{folder}.html").read_text()
     assert f'"{folder}/{cls.name}.html"' in (site / "search" / "search_index.json").read_text()
+
+
+def test_every_public_name_is_in_the_reference_with_an_example():
+    """The block of code before it, in the same section or at the page's top, uses the name."""
+    found = {}
+    for page in sorted((ROOT / "docs" / "reference").glob("*.md")):
+        for section in re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]:
+            code = "\n".join(text for language, _, text in FENCE.findall(section) if language == "python")
+            for name in re.findall(r"^::: coterie\.(\w+)$", section, re.MULTILINE):
+                assert name not in found, f"{name} is explained twice"
+                assert re.search(rf"\b{name}\b", code), f"{page.name}: no example uses {name}"
+                found[name] = page.name
+    assert sorted(found) == sorted(coterie.__all__)
+
+
+def test_documents_name_files_that_are_there():
+    """A module that has moved is found nowhere by a reader; some are for them to write."""
+    named = re.compile(r"\b(?:coterie|tests|benchmarks|examples)/[\w/.-]+\.(?:py|md|css|js|toml)\b")
+    for page in PAGES:
+        for path in named.findall(page.read_text()) if page.name != "CHANGELOG.md" else ():
+            assert (ROOT / path).exists() or Path(path).stem in TO_WRITE, f"{page.name} names {path}"
 
 
 def test_every_page_is_in_the_nav():

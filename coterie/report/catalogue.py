@@ -21,6 +21,7 @@ from coterie.contract.aggregator import Aggregator
 from coterie.contract.method import Method
 from coterie.errors import unknown
 from coterie.options import options, spelled
+from coterie.report import notation
 from coterie.report.table import markdown_table
 from coterie.running.config import Training
 from coterie.running.experiment import Experiment
@@ -237,7 +238,7 @@ def site(traffic: Callable[[type[Method]], str]) -> dict[str, str]:
     `traffic` gives the text about a method's bytes, which are measured, so they are no part of the catalogue.
     """
     pages = {
-        "methods.md": "\n\n".join(["# Methods", *_about(), *_tables("methods/{}.md")]) + "\n",
+        "methods.md": "\n\n".join(["# Methods", *map(with_formulas, _about()), *_tables("methods/{}.md")]) + "\n",
         "aggregators.md": "\n\n".join(["# Aggregators", *_plugs("aggregators/{}.md")]) + "\n",
     }
     pages |= {f"methods/{name}.md": leaf(cls, traffic(cls)) for name, cls in registry.methods().items()}
@@ -248,8 +249,9 @@ def leaf(cls: type[Entry], traffic: str = "") -> str:
     """The page of one method or aggregator, with its state and traffic, options, presets and citation."""
     title, line = headline(cls)
     equation, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
-    parts = [f"# {title}", _prose(f"{line[:1].upper()}{line[1:]}"), f"```text\n{equation}\n```", _prose(rest)]
-    facts = [(name, _prose(text)) for name, text in _facts(cls()) if name != "citation"]
+    parts = [f"# {title}", _prose(f"{line[:1].upper()}{line[1:]}"), with_formulas(rest)]
+    parts.insert(2, "\n".join(["```equation", *notation.clauses(equation), "```"]))
+    facts = [(name, with_formulas(text)) for name, text in _facts(cls()) if name != "citation"]
     parts.append("## State and traffic" if issubclass(cls, Method) else "## Use")
     parts += [markdown_table(("", title), facts), traffic]
     given, said = own_options(cls()), explained(cls)
@@ -257,11 +259,12 @@ def leaf(cls: type[Entry], traffic: str = "") -> str:
         rows = []
         for name, value in given.items():
             choices = ", ".join(f"`{choice}`" for choice in _choices(cls, name))
-            known = [text for text in (f"One of {choices}." if choices else "", _prose(said.get(name, ""))) if text]
+            meaning = with_formulas(said.get(name, ""))
+            known = [text for text in (f"One of {choices}." if choices else "", meaning) if text]
             rows.append((f"`{name}`", f"`{value}`", " ".join(known)))
         parts += ["## Options", markdown_table(("option", "default", "meaning"), rows)]
     if cls.presets:
-        variants = [(f"`{cls.name}:{name}`", f"{_prose(text)} {_sets([f'`{item}`' for item in changed])}")
+        variants = [(f"`{cls.name}:{name}`", f"{with_formulas(text)} {_sets([f'`{item}`' for item in changed])}")
                     for name, text, changed in presets(cls)]
         parts += ["## Presets", markdown_table(("preset", "what it is"), variants)]
     source = f"`{cls.__module__.replace('.', '/')}.py`"
@@ -331,6 +334,11 @@ def _link(name: str, address: str) -> str:
 
 def _code(cls: type[Entry]) -> str:
     return ", ".join(f"`{name}={value}`" for name, value in own_options(cls()).items()) or "none"
+
+
+def with_formulas(text: str) -> str:
+    """Text for the site, which typesets what stands in `\\( \\)`."""
+    return "".join(f"\\({part}\\)" if formula else _prose(part) for formula, part in notation.split(text))
 
 
 def _prose(text: str) -> str:
