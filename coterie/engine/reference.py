@@ -33,14 +33,10 @@ class Reference(Resident):
     def __init__(self, net: Net, federation: Federation, device: torch.device, arithmetic: Arithmetic) -> None:
         super().__init__(net, federation, device, arithmetic)
         net.stacked = False
-        net.module.to(device, self.dtype)  # here the module holds the model that is being trained
-        for entry in self.layout.entries:
-            if entry.kind == "counter":  # averages of counters are no whole numbers
-                owner, _, name = entry.name.rpartition(".")
-                count = torch.zeros(entry.shape, dtype=self.dtype, device=device)
-                setattr(net.module.get_submodule(owner), name, count)
-        held = dict(net.module.named_parameters()) | dict(net.module.named_buffers())
+        held = dict(net.module.to(device).named_parameters()) | dict(net.module.named_buffers())
         self.tensors = {entry.name: held[entry.name] for entry in self.layout.entries}
+        for tensor in self.tensors.values():  # here the module holds the trained model, in the row's format
+            tensor.data = tensor.data.to(self.dtype)
         self.dataset: Any = list(zip(self.x.cpu(), self.y.cpu(), strict=True))
 
     def measure(self, ids: IntArray, rows: Tensor, split: Split) -> dict[str, Tensor]:
