@@ -16,11 +16,11 @@ from coterie.contract import records
 from coterie.contract.cohort import Cohort
 from coterie.contract.records import Record, Upload
 from coterie.running.clients import deploy, introduce, join
-from coterie.running.joint import Call, Work
+from coterie.running.joint import Call, Course
 from coterie.running.server import Server
 
 
-def admitting(server: Server, ids: Tensor, cohorts: Iterable[Cohort]) -> Work[Server]:
+def admitting(server: Server, ids: Tensor, cohorts: Iterable[Cohort]) -> Course[Server]:
     """The server that knows the clients of these numbers too, once all their cohorts have introduced themselves."""
     hello = server.hello()
     told: list[Upload] = []

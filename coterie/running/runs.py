@@ -25,7 +25,8 @@ from coterie.running import checkpoint
 from coterie.running.config import Training
 from coterie.running.experiment import with_baselines
 from coterie.running.folder import Folder
-from coterie.running.joint import Settle, Stack, Work, alone, family, most_clients, pays
+from coterie.running.joint import Course, Settle, Stack, alone, kin
+from coterie.running.pays import most_clients, pays
 from coterie.running.result import Result
 from coterie.running.server import Server
 from coterie.running.simulation import ModelLike, Simulation
@@ -83,7 +84,7 @@ def compare(
                 continue
             again = resume and inner is not None and (inner.path / "config.json").exists()
             options = build(Training, {**training, "seed": seed}, "training")
-            families.setdefault(family(one), []).append(_Driver(one, options, inner, watch, again))
+            families.setdefault(kin(one), []).append(_Driver(one, options, inner, watch, again))
     for drivers in families.values():
         for driver, result in _side_by_side(drivers, lambda d, twin: d.build(model, federation, head, loss, twin)):
             kept = result if folder is None else replace(result, simulation=None)
@@ -94,7 +95,7 @@ def compare(
 def _side_by_side(
     drivers: Sequence[_Driver], build: Callable[[_Driver, Simulation | None], Simulation]
 ) -> Iterator[tuple[_Driver, Result]]:
-    """Runs of one family of methods to their ends: as one stack where that pays, otherwise one after another."""
+    """Runs of methods that are kin to their ends: as one stack where that pays, otherwise one after another."""
     left = list(drivers)
     while left:
         first = build(left[0], None)
@@ -174,7 +175,7 @@ class _Driver:
             self.folder.restart()
         self.history, self.rounds = self.folder.history(), self.folder.rounds()
 
-    def drive(self, stopped: Callable[[], bool]) -> Work[Result]:
+    def drive(self, stopped: Callable[[], bool]) -> Course[Result]:
         """The whole run; what its clients compute is asked for by `yield`."""
         simulation = self.simulation
         self._open()
@@ -203,7 +204,7 @@ class _Driver:
             self.folder.finish({"rounds": simulation.rounds_done, "seconds": result.seconds, "rows_sha256": rows})
         return result
 
-    def _round(self) -> Work[None]:
+    def _round(self) -> Course[None]:
         start = time.perf_counter()
         done = yield from self.simulation.rounding()
         beside = yield Settle(self.simulation.device, done.round)
@@ -212,13 +213,13 @@ class _Driver:
             self.folder.append_round(self.rounds[-1])
         self._tell()
 
-    def _evaluate_when_due(self) -> Work[None]:
+    def _evaluate_when_due(self) -> Course[None]:
         t = self.simulation.rounds_done
         due = t % self.training.evaluate_every == 0 or t == self.training.rounds
         if due and not (self.history and self.history[-1].round == t):
             yield from self._evaluate()
 
-    def _evaluate(self) -> Work[None]:
+    def _evaluate(self) -> Course[None]:
         self.history.append((yield from self.simulation.evaluating()))
         if self.folder is not None:
             self.folder.append_evaluation(self.history[-1], _arrivals(self.simulation.federation))

@@ -14,10 +14,10 @@ from torch import Tensor
 from coterie import streams
 from coterie.contract import records
 from coterie.contract.cohort import Init
+from coterie.contract.engine import IntArray
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
 from coterie.contract.records import Each, Record, Upload
-from coterie.engine.packing import IntArray
 from coterie.errors import CoterieError
 from coterie.privacy.noise import lot
 from coterie.running import checkpoint

@@ -12,14 +12,14 @@ from torch import Tensor
 from coterie import memory
 from coterie.contract import records
 from coterie.contract.algebra import between
-from coterie.contract.cohort import Cohort, Init, Local
+from coterie.contract.cohort import Cohort, Init, LocalTraining
+from coterie.contract.engine import FloatArray, IntArray
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
 from coterie.contract.net import PerSample
 from coterie.contract.records import Record
 from coterie.data import Federation, churn
 from coterie.engine import store, waves
-from coterie.engine.packing import IntArray
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
@@ -37,7 +37,7 @@ from coterie.running.clients import (
     score_newcomers,
 )
 from coterie.running.config import Training
-from coterie.running.joint import Call, Work, alone
+from coterie.running.joint import Call, Course, alone
 from coterie.running.round import Round
 from coterie.running.server import Server, chance, record_class
 
@@ -51,7 +51,7 @@ class Simulation(Clients):
         self, method: Method, model: ModelLike, federation: Federation, training: Training, head: str | None = None,
         loss: PerSample | None = None, choices: dict[str, Any] | None = None, twin: Simulation | None = None,
     ) -> None:
-        """`twin` is a simulation of the same family of methods: its engine serves both where the module is the same."""
+        """`twin` is a simulation of a method kin to this one: its engine serves both where the module is the same."""
         super().__init__(method, model, federation, training, head, loss, choices, twin)
         churn.require_somebody(self.federation, training.rounds)
         if method.aggregator.private and self.federation.schedule is not None:
@@ -95,23 +95,20 @@ class Simulation(Clients):
 
     def _rehearse(self) -> None:
         """One step of one client, thrown away, shows what clients would upload before they do."""
-        ids, step = np.arange(1), Local(self.training.batch, 1, 1, self.training.lr)
-        cohort = Cohort(
-            self.engine, ids, self.init, self.training.seed, 0, step, self.federation.classes, self._histogram[ids],
-            self._names[ids], None, self.training.buffers == "server",
-        )
+        ids, step = np.arange(1), LocalTraining(self.training.batch, 1, 1, self.training.lr)
+        cohort = self.at(0, ids, local=step)
         self.server.rehearse(local(self.method, cohort, self.payload(ids), self._own(ids))[0].tensors())
 
     def round(self) -> Round:
         """One communication round."""
         return alone(self.rounding())
 
-    def rounding(self) -> Work[Round]:
+    def rounding(self) -> Course[Round]:
         """One communication round; what its clients compute is asked for by `yield`."""
         t = self.rounds_done
         selected = self.selected(t)
         answering = self._answering(selected, t)
-        work = self._straggling(answering, t)
+        pace = self._straggling(answering, t)
         report: dict[str, Any] = {}
         down: dict[str, int] = {}
         up: dict[str, int] = {}
@@ -120,7 +117,7 @@ class Simulation(Clients):
             parts = self._waves(answering)
             for number, wave in enumerate(parts):
                 place = np.searchsorted(answering, wave)
-                cohort = self.cohort(wave, None if work is None else work[place])
+                cohort = self.cohort(wave, None if pace is None else pace[place])
                 payload = self.payload(wave)
                 sent, state = yield Call(local, self.method, cohort, (payload, self._own(wave)))
                 down, up = self.traffic(payload.tensors(), "down"), self.traffic(sent.tensors(), "up")
@@ -136,7 +133,7 @@ class Simulation(Clients):
         yield from self._welcoming(np.arange(before, self.arrived))
         return Round(t, len(answering), len(selected) - len(answering), down, up, report)
 
-    def _welcoming(self, ids: IntArray) -> Work[None]:
+    def _welcoming(self, ids: IntArray) -> Course[None]:
         """Clients that arrive now are admitted and join, by the method's rule for unseen clients, and stay."""
         if len(ids):
             self.server = yield from self._admitting(ids)
@@ -148,7 +145,7 @@ class Simulation(Clients):
         """Score all stages of the current state. Server and clients stay as they are."""
         return alone(self.evaluating())
 
-    def evaluating(self) -> Work[Evaluation]:
+    def evaluating(self) -> Course[Evaluation]:
         """`evaluate`; what its clients compute is asked for by `yield`."""
         stages = yield from self._stages(self.federation.there(self.rounds_done), "")
         unseen = self.federation.unseen
@@ -216,10 +213,10 @@ class Simulation(Clients):
             return selected
         return selected[self._chance(selected, t, "dropout") >= self.training.dropouts]
 
-    def _chance(self, ids: IntArray, t: int, purpose: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def _chance(self, ids: IntArray, t: int, purpose: str) -> FloatArray:
         return chance(self.training.seed, self._names[ids], t, purpose)
 
-    def _straggling(self, ids: IntArray, t: int) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    def _straggling(self, ids: IntArray, t: int) -> FloatArray | None:
         if not self.training.stragglers:
             return None
         slow = self._chance(ids, t, "straggle") < self.training.stragglers
@@ -231,9 +228,9 @@ class Simulation(Clients):
             return []
         return self._waves(self._answering(self.selected(t), t))[:1]
 
-    def cohort(self, ids: IntArray, work: np.ndarray[Any, np.dtype[np.float64]] | None = None) -> Cohort:
+    def cohort(self, ids: IntArray, pace: FloatArray | None = None) -> Cohort:
         """These clients as a cohort of the current round."""
-        return self.at(self.rounds_done, ids, work)
+        return self.at(self.rounds_done, ids, pace)
 
     def _index(self, ids: IntArray) -> Tensor:
         """Client numbers on the device."""
@@ -325,7 +322,7 @@ class Simulation(Clients):
         """The server that knows these clients too; the simulation's own stays as it is."""
         return alone(self._admitting(ids))
 
-    def _admitting(self, ids: IntArray) -> Work[Server]:
+    def _admitting(self, ids: IntArray) -> Course[Server]:
         return arrival.admitting(self.server, self._index(ids), map(self.cohort, self._waves(ids)))
 
     def payload(self, ids: IntArray, server: Server | None = None) -> Record:
@@ -337,7 +334,7 @@ class Simulation(Clients):
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
-    def _stages(self, ids: IntArray, prefix: str, server: Server | None = None) -> Work[dict[str, Scores]]:
+    def _stages(self, ids: IntArray, prefix: str, server: Server | None = None) -> Course[dict[str, Scores]]:
         found: list[dict[str, Measured]] = []
         parts = self._waves(ids)
         for number, wave in enumerate(parts):

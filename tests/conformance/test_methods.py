@@ -187,6 +187,24 @@ def test_results_do_not_depend_on_the_grouping_in_float32(tiny, method):
         tiny.close(tiny.after(5, method, "dropout", data=data, precision="float32", **options), reference, 1e-5)
 
 
+@pytest.mark.parametrize("model", ["dropout", "bn"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_reference_engine_gives_the_rows_of_the_stacked_one(tiny, method, model):
+    """Two rounds and an evaluation, client after client with torch.optim.SGD: the same equations on the same batches
+    and the same noise, so float64 leaves only rounding."""
+    data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
+    ends = []
+    for engine in ("reference", "stack"):
+        sim = tiny.simulation(method, model, data=data, engine=engine)
+        for _ in range(2):
+            sim.round()
+        stages = sim.evaluate().stages
+        losses = {name: torch.from_numpy(stages[name].test["loss"]) for name in stages}
+        ends.append((tiny.state(sim), losses, {name: torch.from_numpy(stages[name].steps) for name in stages}))
+    for found, expected in zip(*ends, strict=True):
+        tiny.close(found, expected, 1e-9)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_dropouts_are_as_if_they_had_not_been_asked(tiny, method):
     """Own states of clients that drop out keep their bits, and the server merges the answers of the others only."""
