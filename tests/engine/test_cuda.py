@@ -109,7 +109,7 @@ def wide() -> nn.Module:
 
 def away(simulation: Simulation, wanted: torch.Tensor) -> float:
     """The relative distance of a server's row."""
-    row = simulation.server.tensors()["row"].double().cpu()
+    row = simulation.server.state.tensors()["row"].double().cpu()
     return float((row - wanted).norm() / wanted.norm())
 
 

@@ -16,7 +16,7 @@ from coterie import memory
 from coterie.engine import stacked, store, waves
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
-from coterie.running import checkpoint, runs, server
+from coterie.running import checkpoint, round, runs
 
 PLACES = ("device", "host", "disk")
 CPU = torch.device("cpu")
@@ -240,7 +240,7 @@ def test_batches_for_scoring_are_kept_up_to_a_limit(tiny, monkeypatch):
 
 def test_pairs_are_counted_among_a_few(tiny, monkeypatch):
     """Of 6 participants with 3 compared, the last round records the 3 x 3 cosines of the updates 0, 2 and 5."""
-    monkeypatch.setattr(server, "COMPARED", 3)
+    monkeypatch.setattr(round, "COMPARED", 3)
     sim = tiny.simulation(data=tiny.federation(sizes=(6, 3, 1, 5, 4, 9)), rounds=1)
     start = sim.server.state.row
     moved = torch.stack([sim.row(i, adapted=True) - start for i in (0, 2, 5)])
