@@ -291,7 +291,7 @@ def test_mistakes_get_a_sentence(go, place, words, sentence):
 def test_a_folder_that_is_no_run_gets_a_sentence(go, place):
     (place / "several" / "ifca" / "seed0").mkdir(parents=True)
     (place / "several" / "ifca" / "seed0" / "config.json").write_text("{}")
-    for folder, sentence in (("several", "holds 1 runs; name one of them, e.g. several/ifca/seed0"),
+    for folder, sentence in (("several", "holds 1 run; name one of them, e.g. several/ifca/seed0"),
                              ("gone", "is not a run folder"), ("several/ifca/seed0", "has no checkpoint yet")):
         code, _, errors = go("personalize", folder, "--data", "new.npz", "-o", "bad.safetensors")
         assert (code, sentence in errors) == (2, True), errors
