@@ -23,8 +23,8 @@ import numpy as np
 from coterie.data import load
 from coterie.flower.job import Job, fresh_id
 from coterie.flower.plan import Plan
+from coterie.flower.policy import Policy
 from coterie.flower.processes import CLIENT_APP, SERVER_APP, Address, SuperLink, supervise
-from coterie.flower.rounds import Policy
 from coterie.running.config import Training
 from coterie.running.folder import Folder
 

@@ -31,8 +31,7 @@ def counts(simulation: Simulation) -> dict[str, int]:
         simulation.round()
     names = [event.name for event in watched.events()]
     return {
-        "steps": int(simulation.engine.steps(simulation.federation.seen, simulation.cohort(simulation.federation.seen)
-                                             ._amount(None, None, "train")).max()),
+        "steps": int(simulation.cohort(simulation.federation.seen).steps().max()),
         "waits": sum(name in WAITS for name in names),
         "to host": sum(name.startswith(TO_HOST) for name in names),
         "graph launches": sum(name == "cudaGraphLaunch" for name in names),

@@ -21,7 +21,7 @@ import torch
 
 from coterie.data import Federation, partition
 from coterie.options import build
-from coterie.presets.bench import METHODS, Case, ceilings, measure
+from coterie.presets.bench import METHODS, Contest, ceilings, measure
 from coterie.running.config import Training
 from coterie.running.experiment import Experiment
 
@@ -72,8 +72,8 @@ def main() -> None:
           "TFLOP/s | of the bandwidth | times the floor | GB")
     found = []
     for method in options.methods:
-        case = Case(method, data, experiment.factory(data), options.batch, options.lr, options.device, further)
-        for t in measure(case, precisions, rates, options.rounds, options.published_rounds):
+        contest = Contest(method, data, experiment.factory(data), options.batch, options.lr, options.device, further)
+        for t in measure(contest, precisions, rates, options.rounds, options.published_rounds):
             print(f"{t.method} | {t.precision} | {t.apart:.1e} | {t.published:.4g} | {t.first:.3g} | {t.seconds:.4g} | "
                   f"{t.ratio:.1f} | {t.over(100):.1f} | {t.samples:.4g} | {t.flop / 1e12:.3g} | {t.bandwidth:.3g} | "
                   f"{t.floor:.1f} | {t.memory / 1e9:.2f}", flush=True)

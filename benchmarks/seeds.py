@@ -23,11 +23,12 @@ from torch import Tensor
 from coterie import registry
 from coterie.running.config import Training
 from coterie.running.experiment import Experiment
-from coterie.running.joint import Settle, Stack, Work, alone, most_clients, step_flop
+from coterie.running.joint import Course, Settle, Stack, alone
+from coterie.running.pays import most_clients, step_flop
 from coterie.running.simulation import Simulation
 
 
-def working(simulation: Simulation, rounds: int, evaluate_every: int) -> Work[None]:
+def working(simulation: Simulation, rounds: int, evaluate_every: int) -> Course[None]:
     """Rounds and evaluations as a run has them, without its files."""
     for _ in range(rounds):
         done = yield from simulation.rounding()
@@ -58,7 +59,7 @@ def as_a_stack(stack: Stack[None], simulations: list[Simulation], rounds: int, e
 
 
 def state(simulations: list[Simulation]) -> Tensor:
-    held = [t for s in simulations for t in (*s.server.tensors().values(), *s.own.tensors().values())]
+    held = [t for s in simulations for t in (*s.server.state.tensors().values(), *s.own.tensors().values())]
     return torch.cat([t.flatten().double().cpu() for t in held if t.is_floating_point()])
 
 

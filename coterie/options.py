@@ -27,9 +27,11 @@ def options(cls: type[Any]) -> dict[str, Any]:
 def build(cls: type[T], values: Mapping[str, Any], kind: str) -> T:
     """The dataclass with these values, text converted to each option's type; unknown names suggest the nearest.
 
-    A class may say what others call its options, `OTHER_WORDS`, and where they are explained, `LISTED`.
+    A class may say what others call its options, `OTHER_WORDS`, what they were called before, `FORMER`, and where they
+    are explained, `LISTED`.
     """
-    known = options(cls)
+    known, former = options(cls), getattr(cls, "FORMER", {})
+    values = {former.get(name, name): value for name, value in values.items()}
     for name in values:
         if name not in known:
             raise unknown(

@@ -100,8 +100,8 @@ def simulation(method="fedavg", model="mlp", data=None, head=None, loss=None, ch
     return Simulation(chosen, factory, data, Training(**options), head=head, loss=loss, choices=choices, twin=twin)
 
 
-def cohort(sim, ids=None, work=None):
-    return sim.cohort(np.arange(sim.population) if ids is None else np.asarray(ids), work)
+def cohort(sim, ids=None, pace=None):
+    return sim.cohort(np.arange(sim.population) if ids is None else np.asarray(ids), pace)
 
 
 def rows(sim, models=None, seed=1):

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from coterie.cli import app
 from coterie.data import Federation
 from coterie.errors import CoterieError, counted
-from coterie.flower.rounds import Policy
+from coterie.flower.policy import Policy
 from coterie.report.bubbles import _title
 from coterie.report.data import gather
 

@@ -160,7 +160,7 @@ def _groups(model: ModelLike, federation: Federation, head: str | None, training
     )
     for _ in range(FIRST):
         simulation.round()
-    start = simulation.server.tensors()["row"]
+    start = simulation.server.state.tensors()["row"]
     part = simulation.layout.within("parameters")
     moves = []
     for ids in np.array_split(federation.seen, -(-federation.population // simulation.wave)):

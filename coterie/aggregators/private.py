@@ -95,7 +95,7 @@ class Private(Aggregator):
         return mean.view(updates.shape[1:]), clip
 
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
-        """The one row that stands for all clients, see `privacy.guard`; clients' rows are never mixed here."""
+        """The one row that stands for all clients, see `running.guard`; clients' rows are never mixed here."""
         if len(updates) != 1:
             raise CoterieError("private takes the clients' noisy mean, and was given the clients' own updates.")
         return updates[0]

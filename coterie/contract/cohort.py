@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from coterie import streams
+from coterie.contract.engine import Correct, Effort, Engine, FloatArray, IntArray, Split, Step, Sum, Until
 from coterie.contract.layout import Layout, declare_head
 from coterie.contract.net import Batch, Given, Net, Objective
 from coterie.contract.records import Record
-from coterie.engine.packing import IntArray
-from coterie.engine.stacked import Correct, Split, Stacked, Step, Sum, Work
 from coterie.errors import CoterieError
 
 S = TypeVar("S", bound=Record | Mapping[str, Tensor])
@@ -83,7 +82,7 @@ class Init:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalTraining:
     """What a client does in one round: the training options that reach it."""
 
     batch: int = 10
@@ -92,48 +91,104 @@ class Local:
     lr: float = 0.05
 
 
+@dataclass(frozen=True)
+class Members:
+    """Who is computed together in which round, with which training. `C` clients, of one run or of several."""
+
+    places: IntArray  # [C] where the engine finds their data
+    numbers: IntArray  # [C] in their run
+    names: IntArray  # [C] the words that name their streams of randomness
+    histogram: IntArray  # [C, classes] training samples
+    round: int
+    local: LocalTraining
+    inits: tuple[Init, ...]  # the fresh rows, and with them the seed, of each run
+    run: IntArray | None = None  # [C] which of the runs each belongs to; None for one run
+    pace: FloatArray | None = None  # [C] fraction of the steps a straggler manages
+    frozen_buffers: bool = False
+
+    @property
+    def init(self) -> Init:
+        """The fresh rows of the one run."""
+        if self.run is not None:
+            raise CoterieError("the runs of a joined cohort start from rows of their own; use cohort.assemble.")
+        return self.inits[0]
+
+    @property
+    def seeds(self) -> int | Tensor:
+        """The seed of the one run, or each client's `[C]`."""
+        if self.run is None:
+            return self.inits[0].seed
+        return torch.tensor([streams.signed(init.seed) for init in self.inits])[torch.from_numpy(self.run)]
+
+    @property
+    def alike(self) -> Hashable:
+        """Members with the same value here, on one engine, can be computed together."""
+        # in round 0 methods may do what they do never again
+        return self.local, self.frozen_buffers, self.pace is None, self.round == 0
+
+    def fresh(self) -> Tensor:
+        """The initial row of each client `[C, D]`."""
+        if self.run is None:
+            return self.inits[0].row.expand(len(self.places), -1)
+        rows = torch.stack([init.row for init in self.inits])
+        return rows[torch.from_numpy(self.run).to(rows.device)]
+
+    def only(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Members:
+        """Those of a mask `[C]`."""
+        return replace(
+            self, places=self.places[mask], numbers=self.numbers[mask], names=self.names[mask],
+            histogram=self.histogram[mask], run=None if self.run is None else self.run[mask],
+            pace=None if self.pace is None else self.pace[mask],
+        )
+
+    @classmethod
+    def together(cls, parts: Sequence[Members]) -> Members:
+        """The members of several runs that are `alike`, one run after another."""
+        pace = [part.pace for part in parts if part.pace is not None]
+        return replace(
+            parts[0], places=np.concatenate([part.places for part in parts]),
+            numbers=np.concatenate([part.numbers for part in parts]),
+            names=np.concatenate([part.names for part in parts]),
+            histogram=np.concatenate([part.histogram for part in parts]),
+            inits=tuple(part.init for part in parts),
+            run=np.repeat(np.arange(len(parts)), [len(part.places) for part in parts]),
+            pace=np.concatenate(pace) if pace else None,
+        )
+
+
 class Cohort:
-    """Clients computed together: all participants on the stacked engine, exactly one on a Flower client.
+    """Clients computed together: all participants of a wave in a simulation, exactly one on a Flower client.
 
     Tensors have the clients as first axis, `C`. Rows are `[C, D]`, or `[C, K, D]` for K models a client. What runs
     per sample is written for one client: `objective(net, row, batch, given)`, `step(net, state, batch, given)`,
     `correct(gradient, row, given)`; whatever it needs comes in through `state` and `given`.
     """
 
-    def __init__(
-        self, engine: Stacked, ids: IntArray, init: Init, seed: int | Tensor, round: int, local: Local, classes: int,
-        histogram: IntArray, names: IntArray | None = None, work: np.ndarray[Any, np.dtype[np.float64]] | None = None,
-        frozen_buffers: bool = False, numbers: IntArray | None = None,
-    ) -> None:
-        self._engine, self._ids, self._local, self._work = engine, ids, local, work
-        self._names = ids if names is None else names
-        self._numbers = ids if numbers is None else numbers  # `ids` are places in the engine's data
-        self._frozen_buffers = frozen_buffers
-        self._seed, self._init, self.round, self.classes = seed, init, round, classes  # a seed, or one a client [C]
-        self._histogram = histogram
+    def __init__(self, engine: Engine, members: Members) -> None:
+        self.engine, self.members = engine, members  # for whoever computes cohorts; methods use the words below
         self.left: Tensor | None = None  # rows as the last plain training left them, for the policy of local buffers
-        self.spent = np.zeros(len(ids), dtype=np.int64)  # local steps taken so far, for the evaluator
+        self.spent = np.zeros(self.size, dtype=np.int64)  # local steps taken so far, for the evaluator
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        return len(self._ids)
+        return len(self.members.places)
 
     @property
     def ids(self) -> Tensor:
         """Client numbers `[C]`."""
-        return torch.from_numpy(self._numbers).to(self._engine.device)
+        return torch.from_numpy(self.members.numbers).to(self.engine.device)
 
     @property
     def n(self) -> Tensor:
         """Training samples `[C]`."""
-        return torch.from_numpy(self._engine.sizes(self._ids, "train")).to(self._engine.device)
+        return torch.from_numpy(self.engine.sizes(self.members.places, "train")).to(self.engine.device)
 
     @property
     def histogram(self) -> Tensor:
         """Training samples per class `[C, classes]`."""
-        return torch.from_numpy(self._histogram).to(self._engine.device)
+        return torch.from_numpy(self.members.histogram).to(self.engine.device)
 
     @property
     def labels(self) -> Tensor:
@@ -141,27 +196,37 @@ class Cohort:
         return self.histogram.double() / self.n[:, None]
 
     @property
+    def classes(self) -> int:
+        """How many classes there are; 0 for regression."""
+        return self.members.inits[0].classes
+
+    @property
     def init(self) -> Init:
         """The run's fresh rows."""
-        return self._init
+        return self.members.init
 
     @property
     def layout(self) -> Layout:
-        return self._engine.layout
+        return self.engine.layout
+
+    @property
+    def round(self) -> int:
+        """The number of this round, from 0."""
+        return self.members.round
 
     @property
     def lr(self) -> float:
         """This round's learning rate."""
-        return self._local.lr
+        return self.members.local.lr
 
     @property
     def epochs(self) -> int:
-        return self._local.epochs
+        return self.members.local.epochs
 
     def steps(self, epochs: int | None = None) -> Tensor:
         """Local SGD steps each client takes `[C]`."""
-        work = self._amount(epochs, None, "train")
-        return torch.from_numpy(self._engine.steps(self._ids, work)).to(self._engine.device)
+        effort = self.effort(epochs, None, "train")
+        return torch.from_numpy(self.engine.steps(self.members.places, effort)).to(self.engine.device)
 
     def descent(self, start: Tensor, end: Tensor) -> Tensor:
         """(start - end) / (tau lr) `[C, D]`: the mean gradient along this round's tau steps of SGD; 0 for buffers."""
@@ -170,7 +235,7 @@ class Cohort:
 
     def assemble(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Rows `[C, D]` with these columns in the parts named, one after another, and the initial ones elsewhere."""
-        rows = self._fresh()
+        rows = self.members.fresh()
         for part, columns in parts.items():
             rows = self.layout.put(rows, part, columns)
         return rows
@@ -187,22 +252,22 @@ class Cohort:
 
     def measure(self, rows: Tensor, split: Split = "train") -> dict[str, Tensor]:
         """Loss, and accuracy where there are classes, on a split; NaN for clients that have no sample in it."""
-        wanted = self._engine.sizes(self._ids, split) > 0
+        wanted = self.engine.sizes(self.members.places, split) > 0
         if split == "val" and not wanted.all():
             if not wanted.any():
                 return self.measure(rows, "train")
-            with_val, without = self._subset(wanted), self._subset(~wanted)
+            with_val, without = (Cohort(self.engine, self.members.only(mask)) for mask in (wanted, ~wanted))
             place = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(wanted), np.flatnonzero(~wanted)])))
             seen, rest = with_val.measure(rows[wanted], "val"), without.measure(rows[~wanted], "train")
             return {name: torch.cat([seen[name], rest[name]])[place.to(rows.device)] for name in seen}
-        sums = self._engine.measure(self._ids, rows, split)
-        count = torch.from_numpy(self._engine.sizes(self._ids, split)).to(rows.device, rows.dtype)
+        sums = self.engine.measure(self.members.places, rows, split)
+        count = torch.from_numpy(self.engine.sizes(self.members.places, split)).to(rows.device, rows.dtype)
         count = count.view(-1, *(1,) * (rows.ndim - 2))
         return {name: value / count for name, value in sums.items()}
 
     def total(self, fn: Sum, rows: Tensor, given: GivenLike = None, split: Split = "train") -> Any:
         """The sum over a split of `fn(net, row, batch, given)`: a tensor `[C, ...]` or a dictionary of such."""
-        sums = self._engine.total(self._ids, fn, rows, _tensors(given), split)
+        sums = self.engine.total(self.members.places, fn, rows, _tensors(given), split)
         return sums[""] if set(sums) == {""} else sums
 
     def grad(
@@ -210,15 +275,13 @@ class Cohort:
     ) -> Tensor:
         """The gradient of the mean objective over a whole split, `[C, (K,) D]`; dropout is off."""
         summed = _Gradient(objective)
-        total = self._engine.total(self._ids, summed, rows, _tensors(given), split)[""]
-        count = torch.from_numpy(self._engine.sizes(self._ids, split)).to(rows.device, rows.dtype)
+        total = self.engine.total(self.members.places, summed, rows, _tensors(given), split)[""]
+        count = torch.from_numpy(self.engine.sizes(self.members.places, split)).to(rows.device, rows.dtype)
         return total / count.clamp(min=1).view(-1, *(1,) * (rows.ndim - 1))
 
     def samples(self, split: Split = "train") -> Iterator[tuple[Tensor, Tensor]]:
         """Raw `(x, y)` client by client, for introductions only."""
-        starts, sizes = self._engine.starts(self._ids, split), self._engine.sizes(self._ids, split)
-        for start, size in zip(starts, sizes, strict=True):
-            yield self._engine.x[start : start + size], self._engine.y[start : start + size]
+        return self.engine.samples(self.members.places, split)
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -247,16 +310,16 @@ class Cohort:
 
         Without `watch` the loss is not computed, and 0.
         """
-        work = self._amount(epochs, steps, purpose, distinct=distinct)
-        still = work.epochs == 0 if work.steps is None else work.steps == 0
+        effort = self.effort(epochs, steps, purpose, distinct=distinct)
+        still = effort.epochs == 0 if effort.steps is None else effort.steps == 0
         if still or not any(entry.trainable for entry in self.layout.within(part)):
             return rows.clone(), self.loss(rows) if watch else rows.new_zeros(rows.shape[:-1])
-        self.spent = self.spent + self._engine.steps(self._ids, work)
-        chosen = self._local.lr if lr is None else lr
-        new, loss = self._engine.train(
-            self._ids, rows, _tensors(given), work, chosen, part, correct, objective, clip, watch
+        self.spent = self.spent + self.engine.steps(self.members.places, effort)
+        chosen = self.members.local.lr if lr is None else lr
+        new, loss = self.engine.train(
+            self.members.places, rows, _tensors(given), effort, chosen, part, correct, objective, clip, watch
         )
-        if self._frozen_buffers:
+        if self.members.frozen_buffers:
             new = self.layout.put(new, "buffers", self.layout.cut(rows, "buffers"))
         if purpose == "train":
             self.left = new
@@ -265,7 +328,7 @@ class Cohort:
     def loop(
         self, step: Step, state: S, given: GivenLike = None, *, epochs: int | None = None, steps: int | None = None,
         lr: float | None = None, streams: int = 1, fraction: float = 1.0,
-        until: Callable[[Given], Tensor] | None = None, purpose: str = "train",
+        until: Until | None = None, purpose: str = "train",
     ) -> S:
         """A method's own inner step on every batch: `state <- step(net, state, batch, given)`, written for one client.
 
@@ -275,11 +338,11 @@ class Cohort:
         rate. A state named `row` is the model whose running statistics a client keeps under the policy of local
         buffers.
         """
-        work = self._amount(epochs, steps, purpose, fraction=fraction, streams=streams)
-        chosen, begun = self._local.lr if lr is None else lr, _tensors(state)
-        out, taken = self._engine.loop(self._ids, step, begun, _tensors(given), work, chosen, until)
+        effort = self.effort(epochs, steps, purpose, fraction=fraction, streams=streams)
+        chosen, begun = self.members.local.lr if lr is None else lr, _tensors(state)
+        out, taken = self.engine.loop(self.members.places, step, begun, _tensors(given), effort, chosen, until)
         self.spent = self.spent + taken
-        if self._frozen_buffers:
+        if self.members.frozen_buffers:
             rows = [name for name, t in begun.items() if t.ndim > 1 and t.shape[-1] == self.layout.size]
             out |= {n: self.layout.put(out[n], "buffers", self.layout.cut(begun[n], "buffers")) for n in rows}
         if purpose == "train" and "row" in out and out["row"].shape[-1] == self.layout.size:
@@ -288,28 +351,16 @@ class Cohort:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _amount(self, epochs: int | None, steps: int | None, purpose: str, **options: Any) -> Work:
-        keys = streams.key(self._seed, torch.from_numpy(self._names), self.round, purpose)
-        own = epochs is None and steps is None
-        return Work(
-            batch=self._local.batch,
-            epochs=self._local.epochs if epochs is None else epochs,
-            steps=self._local.steps if own else steps,
-            keys=keys,
-            work=self._work,
+    def effort(self, epochs: int | None, steps: int | None, purpose: str, **options: Any) -> Effort:
+        """What is asked of an engine; without epochs and steps, this round's training."""
+        members, own = self.members, epochs is None and steps is None
+        return Effort(
+            batch=members.local.batch,
+            epochs=members.local.epochs if epochs is None else epochs,
+            steps=members.local.steps if own else steps,
+            keys=streams.key(members.seeds, torch.from_numpy(members.names), members.round, purpose),
+            pace=members.pace,
             **options,
-        )
-
-    def _fresh(self) -> Tensor:
-        """The initial row of each client `[C, D]`."""
-        return self._init.row.expand(self.size, -1)
-
-    def _subset(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Cohort:
-        work = None if self._work is None else self._work[mask]
-        seed = self._seed[torch.from_numpy(mask)] if isinstance(self._seed, Tensor) else self._seed
-        return Cohort(
-            self._engine, self._ids[mask], self._init, seed, self.round, self._local, self.classes,
-            self._histogram[mask], self._names[mask], work, self._frozen_buffers, self._numbers[mask],
         )
 
 

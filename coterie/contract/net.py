@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 
 from coterie import streams
 from coterie.contract.layout import Entry, Layout
-from coterie.engine import convolution
 from coterie.errors import CoterieError
 
 Row = Tensor | Mapping[str, Tensor]
@@ -51,6 +50,8 @@ class Batch(NamedTuple):
 
 
 Objective = Callable[["Net", Row, Batch, Given], Tensor]
+Kernels = Mapping[Callable[..., Any], Callable[..., Any]]
+"""A function of PyTorch -> what is called in its place, with the same arguments."""
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -82,12 +83,16 @@ class Net:
     mean loss, `grad(row, batch, objective, given)` the gradient as a flat row, `uniform(shape)` noise of this batch.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, task: Task, bf16: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, layout: Layout, task: Task, bf16: bool = False, kernels: Kernels | None = None
+    ) -> None:
+        """`kernels` stand in for functions of PyTorch while the module runs stacked."""
         self.module = copy.deepcopy(module)
         self.layout = layout
         self.task = task
         self.stacked = True
         self.low_precision = bf16
+        self.kernels: Kernels = kernels or {}
         self._key: Tensor | None = None
         self._draws = 0
         self._overrides = _Overrides(self)
@@ -188,6 +193,11 @@ class Net:
         return mine.keys() == theirs.keys() and all(torch.equal(b.cpu(), theirs[n].cpu()) for n, b in mine.items())
 
     # -- what the engine calls -------------------------------------------------------------------------------------
+
+    @property
+    def plain(self) -> bool:
+        """Whether the module by itself answers as the net does: it draws no noise and computes in the row's format."""
+        return not (self._random or self._seeds or self.low_precision)
 
     def grad_and_value(
         self, objective: Objective, trainable: Mapping[str, Tensor], fixed: Mapping[str, Tensor], batch: Batch,
@@ -301,16 +311,13 @@ class Net:
 
     def _forward(self, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.low_precision, cache_enabled=False):
-            if (self._random and module.training) or (self.stacked and (x.is_cuda or convolution.INTERPRETED)):
+            if (self._random and module.training) or (self.stacked and self.kernels):
                 with self._overrides:
                     out = functional_call(module, dict(tensors), (x,), options)
             else:
                 out = functional_call(module, dict(tensors), (x,), options)
-        if not isinstance(out, Tensor):
-            out = getattr(out, "logits", out)  # as the models of transformers answer
-        if not isinstance(out, Tensor):
-            raise CoterieError(f"the model returned {type(out).__name__}; its forward must return one tensor.")
-        return out.to(torch.float32) if self.low_precision else out
+        found = answer(out)
+        return found.to(torch.float32) if self.low_precision else found
 
     def _safe(self, row: Row) -> Mapping[str, Tensor]:
         """The named tensors; those of a flat row with copies of the buffers, which a forward pass in training moves."""
@@ -325,6 +332,15 @@ class Net:
             self.layout.within("head")  # raises the sentence that explains how to name one
         assert self._head is not None
         return self._head
+
+
+def answer(out: Any) -> Tensor:
+    """The tensor in what a module's forward returned."""
+    if not isinstance(out, Tensor):
+        out = getattr(out, "logits", out)  # as the models of transformers answer
+    if not isinstance(out, Tensor):
+        raise CoterieError(f"the model returned {type(out).__name__}; its forward must return one tensor.")
+    return out
 
 
 def default_objective(net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
@@ -364,15 +380,12 @@ def _names_in(module: nn.Module, inner: nn.Module) -> dict[str, str]:
 
 
 class _Overrides(TorchFunctionMode):
-    """Stands in for PyTorch where stacking needs it: dropout and, on a GPU, convolutions.
+    """Stands in for PyTorch where stacking needs it: dropout, and the functions that the net has kernels for.
 
     Dropout draws from the batch's own stream: the global generator would make it depend on the stacking.
     """
 
     _WHOLE_CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d)
-    _KERNELS: ClassVar[Mapping[Callable[..., Any], Callable[..., Any]]] = {
-        torch.conv1d: convolution.conv1d, torch.conv2d: convolution.conv2d, F.max_pool2d: convolution.max_pool2d,
-    }
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -385,8 +398,8 @@ class _Overrides(TorchFunctionMode):
         options = kwargs or {}
         if func is F.dropout or func in self._WHOLE_CHANNELS:
             return self._drop(func, *args, **options)
-        if self.net.stacked and func in self._KERNELS:
-            return self._KERNELS[func](*args, **options)
+        if self.net.stacked and func in self.net.kernels:
+            return self.net.kernels[func](*args, **options)
         return func(*args, **options)
 
     def _drop(

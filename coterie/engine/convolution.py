@@ -1,8 +1,8 @@
 """Convolutions of stacked models.
 
 Under `vmap` PyTorch turns the convolutions of P models into one grouped convolution, which on a GPU is many times
-slower than the products it consists of. Here they become one batched product (`kernels`). `conv2d` and `conv1d` stand
-in for PyTorch's; what the kernels do not cover goes to PyTorch as before.
+slower than the products it consists of. Here they become one batched product (`kernels`). `Convolutions` are the
+functions that stand in for PyTorch's; what the kernels do not cover goes to PyTorch as before.
 
 A convolution is bilinear, so three functions are closed under differentiation: the convolution, the gradient of its
 image and the gradients of its weights; each one's derivative is made of the other two.
@@ -11,6 +11,8 @@ image and the gradients of its weights; each one's derivative is made of the oth
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -20,8 +22,6 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 Pair = tuple[int, int]
-enabled = True
-"""Turn the kernels off: PyTorch's own convolutions are used everywhere."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton runs the kernels on the CPU, slowly, to test them without a GPU."""
 
@@ -36,38 +36,54 @@ def available() -> bool:
     return INTERPRETED or (torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0))
 
 
-def conv2d(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """As `torch.conv2d`: `[B, C, H, W]` and `[N, C, R, S]` -> `[B, N, OY, OX]`."""
-    if not (serves(weight.device, weight.dtype) and input.ndim == 4 and _plain(padding, dilation, groups)):
-        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    return _apply(input, weight, bias, pair(stride), pair(padding))
+@dataclass(frozen=True)
+class Convolutions:
+    """PyTorch's functions by the kernels, as one engine computes them: `tf32` rounds products of float32 to TF32."""
 
+    tf32: bool
 
-def conv1d(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """As `torch.conv1d`: `[B, C, W]` and `[N, C, S]` -> `[B, N, OX]`."""
-    if not (serves(weight.device, weight.dtype) and input.ndim == 3 and _plain(padding, dilation, groups)):
-        return torch.conv1d(input, weight, bias, stride, padding, dilation, groups)
-    high = _apply(input.unsqueeze(2), weight.unsqueeze(2), bias, (1, pair(stride)[1]), (0, pair(padding)[1]))
-    return high.squeeze(2)
+    @classmethod
+    def on(cls, device: torch.device, tf32: bool) -> Convolutions | None:
+        """Those of a device; None where the kernels do not run."""
+        return cls(tf32) if (device.type == "cuda" or INTERPRETED) and available() else None
 
+    @property
+    def stand_ins(self) -> Mapping[Callable[..., Any], Callable[..., Any]]:
+        """What is called in the place of PyTorch's functions."""
+        return {torch.conv1d: self.conv1d, torch.conv2d: self.conv2d, F.max_pool2d: max_pool2d}
 
-def serves(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels compute in this number format on this device.
+    def serves(self, dtype: torch.dtype) -> bool:
+        """Whether the kernels compute convolutions in this number format.
 
-    Tensor cores compute products of bfloat16 and TF32; where every bit of float32 counts PyTorch is faster.
-    """
-    low = dtype == torch.bfloat16 or (dtype == torch.float32 and torch.backends.cudnn.allow_tf32)
-    return low and _covered(device)
+        Tensor cores compute products of bfloat16 and TF32; where every bit of float32 counts PyTorch is faster.
+        """
+        return dtype == torch.bfloat16 or (dtype == torch.float32 and self.tf32)
 
+    def conv2d(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Tensor:
+        """As `torch.conv2d`: `[B, C, H, W]` and `[N, C, R, S]` -> `[B, N, OY, OX]`."""
+        if not (self.serves(weight.dtype) and input.ndim == 4 and _plain(padding, dilation, groups)):
+            return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+        return self._apply(input, weight, bias, pair(stride), pair(padding))
 
-def _covered(device: torch.device) -> bool:
-    return enabled and (device.type == "cuda" or INTERPRETED) and available()
+    def conv1d(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Tensor:
+        """As `torch.conv1d`: `[B, C, W]` and `[N, C, S]` -> `[B, N, OX]`."""
+        if not (self.serves(weight.dtype) and input.ndim == 3 and _plain(padding, dilation, groups)):
+            return torch.conv1d(input, weight, bias, stride, padding, dilation, groups)
+        high = self._apply(input.unsqueeze(2), weight.unsqueeze(2), bias, (1, pair(stride)[1]), (0, pair(padding)[1]))
+        return high.squeeze(2)
+
+    def _apply(self, image: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+        if torch.is_autocast_enabled("cuda"):
+            image = image.to(torch.get_autocast_dtype("cuda"))
+        with torch.autocast("cuda", enabled=False):
+            out: Tensor = _call(_Convolution, image, weight, bias, stride, padding, self.tf32)
+        return out
 
 
 def _plain(padding: Any, dilation: Any, groups: int) -> bool:
@@ -79,14 +95,6 @@ def pair(value: Any) -> Pair:
     if isinstance(value, int):
         return value, value
     return int(value[0]), int(value[-1])
-
-
-def _apply(image: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    if torch.is_autocast_enabled("cuda"):
-        image = image.to(torch.get_autocast_dtype("cuda"))
-    with torch.autocast("cuda", enabled=False):
-        out: Tensor = _call(_Convolution, image, weight, bias, stride, padding)
-    return out
 
 
 def _nested(*inputs: Any) -> bool:
@@ -112,17 +120,19 @@ def _call(function: type[torch.autograd.Function], *inputs: Any) -> Any:
 
 
 class _Convolution(torch.autograd.Function):
-    """image, weight, bias -> the convolution."""
+    """image, weight, bias -> the convolution. `tf32` is for the kernels, here and below."""
 
     @staticmethod
-    def forward(image: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+    def forward(
+        image: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, tf32: bool
+    ) -> Tensor:
         kind = image.dtype
         out = torch.conv2d(image, weight.to(kind), bias.to(kind) if bias is not None else None, stride, padding)
         return out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        image, weight, bias, ctx.stride, ctx.padding = inputs
+        image, weight, bias, ctx.stride, ctx.padding, ctx.tf32 = inputs
         ctx.has_bias = bias is not None
         ctx.save_for_backward(image, weight)
 
@@ -131,11 +141,12 @@ class _Convolution(torch.autograd.Function):
         image, weight = ctx.saved_tensors
         of_image = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_image = _call(_ImageGradient, gradient, weight, ctx.stride, ctx.padding, tuple(image.shape[-2:]))
+            shape = tuple(image.shape[-2:])
+            of_image = _call(_ImageGradient, gradient, weight, ctx.stride, ctx.padding, shape, ctx.tf32)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             window = tuple(weight.shape[-2:])
-            of_weight, of_bias = _call(_WeightGradient, image, gradient, window, ctx.stride, ctx.padding)
-        return of_image, of_weight, of_bias if ctx.has_bias else None, None, None
+            of_weight, of_bias = _call(_WeightGradient, image, gradient, window, ctx.stride, ctx.padding, ctx.tf32)
+        return of_image, of_weight, of_bias if ctx.has_bias else None, None, None, None
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
@@ -151,22 +162,25 @@ class _ImageGradient(torch.autograd.Function):
     """gradient of the output, weight -> gradient of the image."""
 
     @staticmethod
-    def forward(gradient: Tensor, weight: Tensor, stride: Pair, padding: Pair, shape: Pair) -> Tensor:
+    def forward(
+        gradient: Tensor, weight: Tensor, stride: Pair, padding: Pair, shape: Pair, tf32: bool
+    ) -> Tensor:
         like = gradient.new_empty(len(gradient), weight.shape[1], *shape)
         found: Tensor = conv2d_input(like.shape, weight.to(gradient.dtype), gradient, stride, padding)  # type: ignore[no-untyped-call]
         return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        gradient, weight, ctx.stride, ctx.padding, _ = inputs
+        gradient, weight, ctx.stride, ctx.padding, _, ctx.tf32 = inputs
         ctx.save_for_backward(gradient, weight)
 
     @staticmethod
     def backward(ctx: Any, second: Tensor) -> tuple[Any, ...]:
         gradient, weight = ctx.saved_tensors
-        of_gradient = _call(_Convolution, second, weight, None, ctx.stride, ctx.padding)
-        of_weight, _ = _call(_WeightGradient, second, gradient, tuple(weight.shape[-2:]), ctx.stride, ctx.padding)
-        return of_gradient, of_weight, None, None, None
+        window = tuple(weight.shape[-2:])
+        of_gradient = _call(_Convolution, second, weight, None, ctx.stride, ctx.padding, ctx.tf32)
+        of_weight, _ = _call(_WeightGradient, second, gradient, window, ctx.stride, ctx.padding, ctx.tf32)
+        return of_gradient, of_weight, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
@@ -182,7 +196,9 @@ class _WeightGradient(torch.autograd.Function):
     """image, gradient of the output -> gradients of the weight and of the bias, in float32."""
 
     @staticmethod
-    def forward(image: Tensor, gradient: Tensor, window: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+    def forward(
+        image: Tensor, gradient: Tensor, window: Pair, stride: Pair, padding: Pair, tf32: bool
+    ) -> tuple[Tensor, Tensor]:
         shape = (gradient.shape[1], image.shape[1], *window)
         given = (image, shape, gradient.to(image.dtype), stride, padding)
         weight: Tensor = conv2d_weight(*given)  # type: ignore[no-untyped-call]
@@ -190,16 +206,16 @@ class _WeightGradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        image, gradient, _, ctx.stride, ctx.padding = inputs
+        image, gradient, _, ctx.stride, ctx.padding, ctx.tf32 = inputs
         ctx.save_for_backward(image, gradient)
 
     @staticmethod
     def backward(ctx: Any, of_weight: Tensor, of_bias: Tensor) -> tuple[Any, ...]:
         image, gradient = ctx.saved_tensors
         shape = tuple(image.shape[-2:])
-        of_image = _call(_ImageGradient, gradient, of_weight, ctx.stride, ctx.padding, shape)
-        of_gradient = _call(_Convolution, image, of_weight, of_bias, ctx.stride, ctx.padding)
-        return of_image, of_gradient, None, None, None
+        of_image = _call(_ImageGradient, gradient, of_weight, ctx.stride, ctx.padding, shape, ctx.tf32)
+        of_gradient = _call(_Convolution, image, of_weight, of_bias, ctx.stride, ctx.padding, ctx.tf32)
+        return of_image, of_gradient, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], *inputs: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
@@ -215,11 +231,11 @@ def max_pool2d(
     input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """As `torch.nn.functional.max_pool2d`: `[B, C, H, W]` -> `[B, C, OY, OX]`."""
+    """As `torch.nn.functional.max_pool2d`: `[B, C, H, W]` -> `[B, C, OY, OX]`; it rounds nothing in any precision."""
     window = pair(kernel_size)
     apart = stride is None or stride == [] or pair(stride) == window
     plain = apart and pair(padding) == (0, 0) and pair(dilation) == (1, 1) and not ceil_mode and not return_indices
-    if not (plain and input.ndim == 4 and _covered(input.device) and input.dtype in (torch.float32, torch.bfloat16)):
+    if not (plain and input.ndim == 4 and input.dtype in (torch.float32, torch.bfloat16)):
         plainly: Any = F.max_pool2d
         return plainly(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     return _call(_Pool, input, window)[0]

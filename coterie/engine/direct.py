@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from coterie.contract.net import Net, cross_entropy, squared_error
-from coterie.engine import convolution
+from coterie.engine.convolution import Convolutions, pair
 
 Pair = tuple[int, int]
 Tensors = Mapping[str, Tensor]
@@ -177,12 +177,14 @@ class Convolved(Layer):
 class Windows(Convolved):
     """The same for a stack on a GPU, channels last: `[P, B, H, W, C] -> [P, B, OY, OX, N]`, see `kernels`."""
 
+    tf32: bool = False  # products of float32 are rounded to TF32
+
     def forward(self, tensors: Tensors, x: Tensor) -> tuple[Tensor, Any]:
         from coterie.engine import kernels
 
         assert self.weight is not None
         weight, bias = tensors[self.weight], tensors[self.bias] if self.bias else None
-        y, places = kernels.windows(x, weight, bias, self.padding, self.relu, self.pool is not None)
+        y, places = kernels.windows(x, weight, bias, self.padding, self.relu, self.pool is not None, self.tf32)
         return y, (x, y, places)
 
     def back(self, tensors: Tensors, kept: Any, gradient: Tensor, way: Way) -> Tensor:
@@ -199,10 +201,10 @@ class Windows(Convolved):
                  image.shape[3] + 2 * self.padding[1] - window[1] + 1)
         border = (window[0] - 1 - self.padding[0], window[1] - 1 - self.padding[1]) if way.further else (0, 0)
         whole = kernels.spread(gradient, places, shape, border)
-        below = kernels.windows_back(whole, weight) if way.further else gradient
+        below = kernels.windows_back(whole, weight, self.tf32) if way.further else gradient
         if self.weight in way.into:
-            found = kernels.windows_weight(image, whole, border, window, self.padding, weight.shape[2])
-            way.add(self.weight, found)
+            shapes = (border, window, self.padding, weight.shape[2])
+            way.add(self.weight, kernels.windows_weight(image, whole, *shapes, self.tf32))
         return below
 
 
@@ -217,8 +219,13 @@ class Chain:
         self.alone = any(type(layer) is Convolved for layer in layers)
 
     @classmethod
-    def of(cls, net: Net, x: Tensor, device: torch.device, dtype: torch.dtype) -> Chain | None:
-        """The net for data `x [N, ...]` as a chain; None where it is none, or where this device has a better way."""
+    def of(
+        cls, net: Net, x: Tensor, device: torch.device, dtype: torch.dtype, convolutions: Convolutions | None = None
+    ) -> Chain | None:
+        """The net for data `x [N, ...]` as a chain; None where it is none, or where this device has a better way.
+
+        `convolutions` are the kernels of the engine that asks, if it has any.
+        """
         known = net.task.loss in (cross_entropy, squared_error) and not net.batch_statistics
         layers = _layers(net.module) if known else None
         entries = {entry.name for entry in net.layout.entries}
@@ -227,11 +234,11 @@ class Chain:
         if {n for layer in layers for n in (layer.weight, layer.bias) if n is not None} != entries:
             return None
         low = torch.bfloat16 if net.low_precision else None
-        served = convolution.serves(device, low or dtype)
+        served = convolutions is not None and convolutions.serves(low or dtype)
         convolves = any(isinstance(layer, Convolved) for layer in layers)
         if (low is not None or (convolves and device.type != "cpu")) and not served:
             return None
-        arranged = _arranged(layers, served)
+        arranged = _arranged(layers, convolutions if served else None)
         return cls(arranged, net.task.classes, low) if arranged else None
 
     def samples(self, x: Tensor) -> Tensor:
@@ -397,7 +404,7 @@ def _pool(layers: list[Layer], inner: Any) -> bool:
     """Pooling commutes with ReLU, so it may stand on either side."""
     last = layers[-1] if layers else None
     window, stride, padding, dilation = (
-        convolution.pair(v) for v in (inner.kernel_size, inner.stride, inner.padding, inner.dilation)
+        pair(v) for v in (inner.kernel_size, inner.stride, inner.padding, inner.dilation)
     )
     plain = stride == window and padding == (0, 0) and dilation == (1, 1) and not inner.ceil_mode
     if not isinstance(last, Convolved) or last.pool is not None or not plain or inner.return_indices:
@@ -428,18 +435,18 @@ def _is_size(node: fx.Node) -> bool:
     return first and isinstance(node.args[0], fx.Node) and node.args[0].target is getattr
 
 
-def _arranged(layers: list[Layer], on_device: bool) -> list[Layer] | None:
+def _arranged(layers: list[Layer], kernels: Convolutions | None) -> list[Layer] | None:
     """The layers with channels last, as the device computes them; None where a convolution is not one of its own."""
     found: list[Layer] = []
     images = False
     for layer in layers:
         if isinstance(layer, Convolved):
             within = all(p < w for p, w in zip(layer.padding, layer.window, strict=True))
-            if on_device and (not within or layer.stride != (1, 1) or layer.pool not in (None, (2, 2))):
+            if kernels is not None and (not within or layer.stride != (1, 1) or layer.pool not in (None, (2, 2))):
                 return None
             if found and not images:
                 return None
-            found.append(Windows(**vars(layer)) if on_device else layer)
+            found.append(layer if kernels is None else Windows(**vars(layer), tf32=kernels.tf32))
             images = True
         elif isinstance(layer, Flat):
             if found and images:

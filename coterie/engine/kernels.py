@@ -210,9 +210,9 @@ def _unpool(
         tl.store(corner + ((k // KX) * W + k % KX) * C, tl.where(place == k, value, 0.0), mask=i < total)
 
 
-def _precision(low: bool) -> dict[str, Any]:
-    """TF32 where PyTorch may use it."""
-    return {"PRECISION": "tf32" if low or torch.backends.cudnn.allow_tf32 else "ieee"}
+def _precision(tf32: bool) -> dict[str, Any]:
+    """How products of float32 are rounded; those of bfloat16 are exact."""
+    return {"PRECISION": "tf32" if tf32 else "ieee"}
 
 
 def _last(image: Tensor, padding: tuple[int, int, int, int] = (0, 0, 0, 0), multiple: int = 4) -> Tensor:
@@ -235,7 +235,7 @@ def _windows(image: Tensor, window: Pair, stride: Pair) -> tuple[Pair, dict[str,
 
 
 def _product(
-    image: Tensor, weight: Tensor, bias: Tensor | None, window: Pair, stride: Pair, relu: bool = False,
+    image: Tensor, weight: Tensor, bias: Tensor | None, window: Pair, stride: Pair, tf32: bool, relu: bool = False,
     pool: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """`[P, B, H, W, C]` and `[P, N, R, S, C]` -> `[P, B, OY, OX, N]`, windows inside the image only, and with `pool`
@@ -255,21 +255,25 @@ def _product(
     _convolve[(triton.cdiv(pixels, tile["BM"]) * triton.cdiv(filters, tile["BN"]), models)](
         image, weight, bias, out, places, image.stride(0), bias.stride(0) if bias is not None else 0, pixels,
         N=filters, **constants, BIAS=bias is not None, RELU=relu, POOL=pool,
-        **_precision(image.dtype == torch.bfloat16), **tile,
+        **_precision(tf32), **tile,
     )
     return out, places
 
 
-def convolve(image: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+def convolve(
+    image: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, tf32: bool
+) -> Tensor:
     """`[P, B, C, H, W]` and `[P, N, C, R, S]` -> `[P, B, N, OY, OX]`."""
     top, left = padding
     last = _last(image, (left, left, top, top))
     more = last.shape[-1] - weight.shape[2]
     filters = F.pad(weight.permute(0, 1, 3, 4, 2), (0, more)).to(image.dtype).contiguous()
-    return _product(last, filters, bias, (weight.shape[3], weight.shape[4]), stride)[0].movedim(-1, 2)
+    return _product(last, filters, bias, (weight.shape[3], weight.shape[4]), stride, tf32)[0].movedim(-1, 2)
 
 
-def convolve_back(gradient: Tensor, weight: Tensor, stride: Pair, padding: Pair, shape: Pair) -> Tensor:
+def convolve_back(
+    gradient: Tensor, weight: Tensor, stride: Pair, padding: Pair, shape: Pair, tf32: bool
+) -> Tensor:
     """The gradient of the image: `[P, B, N, OY, OX]` and `[P, N, C, R, S]` -> `[P, B, C, *shape]`.
 
     It is the convolution of the gradient, spread out by the stride, with the mirrored weights.
@@ -284,21 +288,25 @@ def convolve_back(gradient: Tensor, weight: Tensor, stride: Pair, padding: Pair,
     top, left = r - 1 - padding[0], s - 1 - padding[1]
     last = _last(gradient, (left, shape[1] + s - 1 - left - wide, top, shape[0] + r - 1 - top - high))
     filters = F.pad(weight.flip(3, 4).permute(0, 2, 3, 4, 1), (0, last.shape[-1] - weight.shape[1]))
-    return _product(last, filters.to(gradient.dtype).contiguous(), None, (r, s), (1, 1))[0].movedim(-1, 2)
+    return _product(last, filters.to(gradient.dtype).contiguous(), None, (r, s), (1, 1), tf32)[0].movedim(-1, 2)
 
 
-def correlate(image: Tensor, gradient: Tensor, window: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+def correlate(
+    image: Tensor, gradient: Tensor, window: Pair, stride: Pair, padding: Pair, tf32: bool
+) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias: `[P, B, C, H, W]`, `[P, B, N, OY, OX]` -> `[P, N, C, *window]`, `[P, N]`."""
     top, left = padding
     channels = image.shape[2]
     last, values = _last(image, (left, left, top, top)), _last(gradient, multiple=1).contiguous()
     if values.dtype != last.dtype:
         values = values.to(last.dtype)
-    found = _weight_gradient(last, values, (0, 0), window, stride)
+    found = _weight_gradient(last, values, (0, 0), window, stride, tf32)
     return found[..., :channels].movedim(-1, 2), values.sum((1, 2, 3), dtype=torch.float32)
 
 
-def _weight_gradient(image: Tensor, gradient: Tensor, border: Pair, window: Pair, stride: Pair) -> Tensor:
+def _weight_gradient(
+    image: Tensor, gradient: Tensor, border: Pair, window: Pair, stride: Pair, tf32: bool
+) -> Tensor:
     """`[P, B, H, W, C]` and `[P, B, OY, OX, N]` inside a border of zeros -> `[P, N, *window, C]` in float32."""
     models, batch = image.shape[:2]
     filters = gradient.shape[-1]
@@ -317,7 +325,7 @@ def _weight_gradient(image: Tensor, gradient: Tensor, border: Pair, window: Pair
     inner = gradient[:, :, border[0] :, border[1] :]  # the kernel only needs where it begins
     _correlate[(tiles, models, splits)](
         image, inner, out, image.stride(0), gradient.stride(0), batch, per_split, N=filters, **constants,
-        G_IMAGE=high * wide * filters, G_LINE=wide * filters, **_precision(image.dtype == torch.bfloat16), **tile,
+        G_IMAGE=high * wide * filters, G_LINE=wide * filters, **_precision(tf32), **tile,
     )
     return out.sum(0) if splits > 1 else out[0]
 
@@ -326,7 +334,7 @@ def _weight_gradient(image: Tensor, gradient: Tensor, border: Pair, window: Pair
 
 
 def windows(
-    image: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, relu: bool, pool: bool
+    image: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, relu: bool, pool: bool, tf32: bool
 ) -> tuple[Tensor, Tensor | None]:
     """relu(the largest of each 2x2 window of image * weight + bias), and its place there.
 
@@ -337,7 +345,7 @@ def windows(
     if more := last.shape[-1] - weight.shape[2]:
         filters = F.pad(filters, (0, more))
     used = filters.to(image.dtype).contiguous()
-    return _product(last, used, bias, (weight.shape[3], weight.shape[4]), (1, 1), relu, pool)
+    return _product(last, used, bias, (weight.shape[3], weight.shape[4]), (1, 1), tf32, relu, pool)
 
 
 def spread(gradient: Tensor, places: Tensor | None, shape: Pair, border: Pair) -> Tensor:
@@ -355,7 +363,7 @@ def spread(gradient: Tensor, places: Tensor | None, shape: Pair, border: Pair) -
     return out
 
 
-def windows_back(gradient: Tensor, weight: Tensor) -> Tensor:
+def windows_back(gradient: Tensor, weight: Tensor, tf32: bool) -> Tensor:
     """The gradient of the image: `[P, B, H + R - 1, W + S - 1, N]`, its border 0, and `[P, N, C, R, S]` -> that of
     `[P, B, H, W, C]`."""
     models, batch, _, wide, _ = gradient.shape
@@ -365,19 +373,19 @@ def windows_back(gradient: Tensor, weight: Tensor) -> Tensor:
     if more := last.shape[-1] - n:
         filters = F.pad(filters, (0, more))
     if (wide - s + 1) % 2 or c > 64:
-        return _product(last, filters.to(last.dtype).contiguous(), None, (r, s), (1, 1))[0]
+        return _product(last, filters.to(last.dtype).contiguous(), None, (r, s), (1, 1), tf32)[0]
     # Two neighbours share all but one column of their windows: as one window with twice the outputs they are read once.
     both = torch.stack([F.pad(filters, (0, 0, 0, 1)), F.pad(filters, (0, 0, 1, 0))], dim=1).flatten(1, 2)
-    out, _ = _product(last, both.to(last.dtype), None, (r, s + 1), (1, 2))  # [P, B, H, W / 2, 2 C]
+    out, _ = _product(last, both.to(last.dtype), None, (r, s + 1), (1, 2), tf32)  # [P, B, H, W / 2, 2 C]
     return out.view(models, batch, out.shape[2], -1, c)
 
 
 def windows_weight(
-    image: Tensor, gradient: Tensor, border: Pair, window: Pair, padding: Pair, channels: int
+    image: Tensor, gradient: Tensor, border: Pair, window: Pair, padding: Pair, channels: int, tf32: bool
 ) -> Tensor:
     """The gradient of the weight, `[P, B, H, W, C]` and `[P, B, ..., N]` inside a border -> `[P, N, C, *window]`, of
     the first `channels` of C; the others only fill up."""
-    found = _weight_gradient(_padded(image, padding), gradient, border, window, (1, 1))
+    found = _weight_gradient(_padded(image, padding), gradient, border, window, (1, 1), tf32)
     return found[..., :channels].movedim(-1, 2)
 
 
@@ -392,7 +400,7 @@ def _padded(image: Tensor, padding: Pair) -> Tensor:
 def accumulate(weight: Tensor, gradient: Tensor, x: Tensor, keep: bool) -> None:
     """weight += gradient^T x in float32, in place; without `keep`, weight = gradient^T x.
 
-    `weight [P, N, K]` (rows of a stack), `gradient [P, B, N]`, `x [P, B, K]`.
+    `weight [P, N, K]` (rows of a stack), `gradient [P, B, N]` and `x [P, B, K]` in bfloat16.
     """
     models, batch, n = gradient.shape
     k = x.shape[2]
@@ -402,7 +410,7 @@ def accumulate(weight: Tensor, gradient: Tensor, x: Tensor, keep: bool) -> None:
     tile["BK"] = min(tile["BK"], max(16, triton.next_power_of_2(k)))
     _accumulate[(triton.cdiv(n, tile["BN"]) * triton.cdiv(k, tile["BK"]), models)](
         weight, gradient.contiguous(), x.contiguous(), weight.stride(0), batch, N=n, K=k, KEEP=keep,
-        **_precision(x.dtype == torch.bfloat16), **tile,
+        **_precision(tf32=True), **tile,
     )
 
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from coterie import streams
-
-IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+from coterie.contract.engine import IntArray
 
 
 @dataclass(frozen=True)
-class Plan:
+class Packed:
     """The batches of a stack of slots, longest first.
 
     `index [steps, slots, B]` points into the flat data; padding is stored as `~sample` (negative), where `sample` is
@@ -32,7 +31,7 @@ class Plan:
 
     @property
     def numbers(self) -> int:
-        """How many whole numbers the plan holds."""
+        """How many whole numbers it holds."""
         return self.index.numel() + 5 * len(self.order)
 
     def active(self) -> list[int]:
@@ -57,7 +56,7 @@ def steps_of(sizes: IntArray, batch: int, epochs: int, steps: int | None) -> Int
 def pack(
     starts: IntArray, sizes: IntArray, batch: int, steps: IntArray, keys: Tensor | None, device: torch.device,
     first_epoch: int = 0,
-) -> Plan:
+) -> Packed:
     """Lay out `steps [slots]` batches of at most `batch` samples from `[start, start + size)` of each slot.
 
     Every pass over a slot's samples is shuffled by sorting a hash of (key, pass, sample number); without keys, or
@@ -72,14 +71,14 @@ def pack(
     table = frame.blank.clone()
     table[frame.cell] = frame.start + sample
     index = table[:-1].view(-1, len(frame.order), frame.width)
-    return Plan(
+    return Packed(
         index, frame.order, frame.steps, frame.sizes, frame.passes, first_epoch * frame.passes, frame.width
     )
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """What of a plan does not depend on the shuffle; `[samples]` tensors have an entry for each sample of each pass."""
+    """What does not depend on the shuffle; `[samples]` tensors have an entry for each sample of each pass."""
 
     order: IntArray
     steps: IntArray

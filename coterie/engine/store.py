@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie import memory
-from coterie.engine.packing import IntArray
+from coterie.contract.engine import IntArray
 
 Place = Literal["device", "host", "disk"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from coterie.contract.engine import IntArray
 from coterie.contract.net import Net
-from coterie.engine.packing import IntArray
 
 MOST = 256
 """Clients of a wave at most, however much memory is free; so 10,000 clients need no more than 1,000."""

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ def agreed(uploads: Mapping[str, Arrived]) -> Schema:
     return max(found, key=lambda schema: count[tuple(schema.items())])
 
 
-def check(
+def judge(
     uploads: Mapping[str, Arrived], schema: Schema, limits: Limits | None = None,
     before: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, Arrived], list[tuple[str, str]]]:
@@ -250,7 +250,40 @@ class Received:
     private: bool = False
 
 
-class Gate:
+class Check(Protocol):
+    """What looks at uploads before they are merged."""
+
+    def __call__(self, received: Received) -> Mapping[str, str]:
+        """The sites whose upload is to be left out, each with the reason."""
+        ...
+
+    def barred(self) -> Iterable[str]:
+        """Sites that are not asked at all until an operator says otherwise."""
+        ...
+
+
+def refused(check: Check | None, received: Received) -> dict[str, str]:
+    """Site -> reason, for uploads that are not used: what the run's check says, then what could not be stacked."""
+    found: dict[str, str] = {}
+    if check is not None and (received.tensors or received.wrong):
+        found |= {site: reason for site, reason in check(received).items() if site in received.tensors}
+    for site, n in received.n.items():
+        if n < 1:
+            found.setdefault(site, f"it claims {n} training samples.")
+    return found | _unlike({site: tensors for site, tensors in received.tensors.items() if site not in found})
+
+
+def _unlike(sent: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
+    """Uploads whose names, shapes or types are not those of most: they cannot be stacked with them."""
+    forms = {site: tuple(sorted((k, tuple(t.shape), str(t.dtype)) for k, t in tensors.items()))
+             for site, tensors in sent.items()}
+    if not forms:
+        return {}
+    usual = Counter(forms.values()).most_common(1)[0][0]
+    return {site: f"it holds {list(form)}, most others {list(usual)}." for site, form in forms.items() if form != usual}
+
+
+class Inspector:
     """The checks and the quarantine of one server. What it must remember lies in `checks.json` of its folder.
 
     Introductions are facts of a site's own, so their norms are not compared, and they bring no sample count. With
@@ -279,7 +312,7 @@ class Gate:
         if uploads:
             free = introduced or received.private
             limits = replace(self.limits, norm=None, samples=None) if free else self.limits
-            accepted, found = check(uploads, agreed(uploads), limits, self.before)
+            accepted, found = judge(uploads, agreed(uploads), limits, self.before)
             rejected += found
         if not introduced and not received.private:
             self.before |= {site: upload.n for site, upload in accepted.items()}

@@ -1,14 +1,17 @@
-"""The client app. A SuperNode starts a process with it for every message, so it imports little before it must.
+"""The client app. A SuperNode starts a process with it for every message.
+
+Every message is decoded into tensors and answered by a site, so the process needs all of coterie and PyTorch, and
+importing them is most of what a round costs.
 
 The node's configuration names the site: `name="..." data="/path.npz" home="/path"`, and if wanted `device`, `val`,
-`test` and `seed` (see `coterie.flower.site.join`).
+`test` and `seed` (see `coterie.flower.site.site_at`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 try:
     from flwr.app import Context, Message
@@ -18,9 +21,11 @@ except ImportError as reason:
 
     raise missing("flwr") from reason
 
-if TYPE_CHECKING:
-    from coterie.flower.site import Site
-    from coterie.flower.wire import Part
+from coterie.errors import CoterieError
+from coterie.flower import wire
+from coterie.flower.message import Encoder, parcels_of
+from coterie.flower.site import Site, site_at
+from coterie.flower.wire import Parcel
 
 app = ClientApp()
 
@@ -30,25 +35,20 @@ FURTHER = ("device", "val", "test", "seed")
 
 def site_of(config: Mapping[str, Any]) -> Site:
     """The site that a node's configuration describes."""
-    from coterie.errors import CoterieError
-    from coterie.flower import site
-
     lacking = [name for name in NEEDED if not config.get(name)]
     if lacking:
         raise CoterieError(f"the node's configuration lacks {', '.join(lacking)}; it must give {', '.join(NEEDED)}.")
     values = {name: config[name] for name in FURTHER if name in config}
-    return site.join(str(config["name"]), str(config["data"]), str(config["home"]), **values)
+    return site_at(str(config["name"]), str(config["data"]), str(config["home"]), **values)
 
 
-def in_time(work: Callable[[], list[Part]], seconds: float) -> list[Part]:
+def in_time(work: Callable[[], list[Parcel]], seconds: float) -> list[Parcel]:
     """What `work` gives, or a CoterieError when it takes longer than that (0: as long as it likes).
 
     A node takes no message while one is being answered, so an app that hangs would keep its site out for ever. When
     its answer comes, Flower ends the process, and the thread that still works with it.
     """
-    from coterie.errors import CoterieError
-
-    done: list[list[Part]] = []
+    done: list[list[Parcel]] = []
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -69,16 +69,12 @@ def in_time(work: Callable[[], list[Part]], seconds: float) -> list[Part]:
 
 @app.query()  # type: ignore[untyped-decorator, unused-ignore]
 def answer(message: Message, context: Context) -> Message:
-    """Answer all parts of a message."""
-    from coterie.errors import CoterieError
-    from coterie.flower import wire
-    from coterie.flower.message import Encoder, parts_of
-
-    parts = parts_of(message.content)
+    """Answer all parcels of a message."""
+    parcels = parcels_of(message.content)
     try:
-        limit = max((float(part.meta.get("deadline") or 0) for part in parts), default=0.0)
-        answers = in_time(lambda: site_of(context.node_config).answer(parts), limit)
+        limit = max((float(parcel.meta.get("deadline") or 0) for parcel in parcels), default=0.0)
+        answers = in_time(lambda: site_of(context.node_config).answer(parcels), limit)
     except CoterieError as reason:
         name = str(context.node_config.get("name", ""))
-        answers = [wire.answer(part.meta, name, error=str(reason), cause="refused") for part in parts]
+        answers = [wire.answer(parcel.meta, name, error=str(reason), cause="refused") for parcel in parcels]
     return Message(Encoder().records(answers), reply_to=message)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coterie.flower import wire
 from coterie.flower.site import Site
-from coterie.flower.wire import Failure, Part
+from coterie.flower.wire import Failure, Parcel
 
 
 class Loopback:
@@ -23,27 +23,27 @@ class Loopback:
         return set(self.by_name)
 
     def ask(
-        self, messages: Mapping[str, Sequence[Part]], deadline: float, enough: Callable[[set[str]], bool]
-    ) -> dict[str, list[Part] | Failure]:
+        self, messages: Mapping[str, Sequence[Parcel]], deadline: float, enough: Callable[[set[str]], bool]
+    ) -> dict[str, list[Parcel] | Failure]:
         """All sites answer, one after another, until those who did are enough; `deadline` plays no part."""
-        answers: dict[str, list[Part] | Failure] = {}
-        for name, parts in messages.items():
+        answers: dict[str, list[Parcel] | Failure] = {}
+        for name, parcels in messages.items():
             self.messages += 1
-            answers[name] = self.deliver(name, through(parts))
-            if enough(set(answers)) and len(answers) < len(messages):
+            answers[name] = self.deliver(name, through(parcels))
+            if enough({site for site, answer in answers.items() if not isinstance(answer, Failure)}):
                 break
         return answers
 
-    def deliver(self, name: str, parts: list[Part]) -> list[Part] | Failure:
+    def deliver(self, name: str, parcels: list[Parcel]) -> list[Parcel] | Failure:
         """One site's answer; a test overrides this to let things go wrong."""
-        return through(self.by_name[name].answer(parts))
+        return through(self.by_name[name].answer(parcels))
 
 
-def through(parts: Sequence[Part]) -> list[Part]:
-    """What arrives of parts that were sent: the same values in memory of their own."""
+def through(parcels: Sequence[Parcel]) -> list[Parcel]:
+    """What arrives of parcels that were sent: the same values in memory of their own."""
 
     def copied(t: Tensor) -> Tensor:
         return torch.from_numpy(t.detach().cpu().contiguous().numpy().copy())
 
-    tensors, text = wire.pack(parts)
+    tensors, text = wire.pack(parcels)
     return wire.unpack({name: copied(t) for name, t in tensors.items()}, text)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coterie.errors import CoterieError
 from coterie.flower import wire
-from coterie.flower.wire import Part
+from coterie.flower.wire import Parcel
 
 ARRAYS, HEADER = "arrays", "header"
 
@@ -21,8 +21,8 @@ class Encoder:
     def __init__(self) -> None:
         self._done: dict[int, tuple[Tensor, Array]] = {}  # the tensor is held, so that its id stays its own
 
-    def records(self, parts: Sequence[Part]) -> RecordDict:
-        tensors, text = wire.pack(parts)
+    def records(self, parcels: Sequence[Parcel]) -> RecordDict:
+        tensors, text = wire.pack(parcels)
         arrays = {name: self._array(t) for name, t in tensors.items()}
         return RecordDict({ARRAYS: ArrayRecord(arrays), HEADER: ConfigRecord({"parts": text})})
 
@@ -32,8 +32,8 @@ class Encoder:
         return self._done[id(t)][1]
 
 
-def parts_of(content: RecordDict) -> list[Part]:
-    """The parts of a message that arrived."""
+def parcels_of(content: RecordDict) -> list[Parcel]:
+    """The parcels of a message that arrived."""
     try:
         arrays, text = content.array_records[ARRAYS], content.config_records[HEADER]["parts"]
         tensors = {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}

@@ -19,12 +19,13 @@ from coterie.contract.layout import Layout
 from coterie.data import load
 from coterie.errors import CoterieError, counted
 from coterie.flower.checks import KEPT, ask_to_lift
+from coterie.flower.exchange import drive
 from coterie.flower.job import Job
 from coterie.flower.loopback import Loopback
 from coterie.flower.plan import PLAN, Plan
-from coterie.flower.rounds import STATUS, Rounds, check, drive
-from coterie.flower.site import Site, described, join
-from coterie.flower.wire import Failure, Part
+from coterie.flower.rounds import STATUS, Rounds, refuse_early
+from coterie.flower.site import Site, described, site_at
+from coterie.flower.wire import Failure, Parcel
 from coterie.running import checkpoint
 from coterie.running.folder import Folder
 
@@ -43,7 +44,7 @@ def serve(
     read = _keys(keys, insecure, "server", ServerKeys.read)
     plan = Plan.configured(config)
     for job in plan.jobs:
-        check(job, plan.policy)
+        refuse_early(job, plan.policy)
     home = folder.resolve() / LINK
     home.mkdir(parents=True, exist_ok=True)
     plan = plan.placed(folder.resolve())
@@ -98,16 +99,16 @@ class _Listened(Loopback):
 
     def __init__(self, sites: Sequence[Site], name: str) -> None:
         super().__init__(sites)
-        self.name, self.heard = name, list[Part]()
+        self.name, self.heard = name, list[Parcel]()
 
-    def deliver(self, name: str, parts: list[Part]) -> list[Part] | Failure:
-        found = super().deliver(name, parts)
+    def deliver(self, name: str, parcels: list[Parcel]) -> list[Parcel] | Failure:
+        found = super().deliver(name, parcels)
         if name == self.name and isinstance(found, list):
             self.heard += found
         return found
 
 
-def rehearse(config: Path, data: str, home: Path, name: str, settings: dict[str, Any]) -> list[Part]:
+def rehearse(config: Path, data: str, home: Path, name: str, settings: dict[str, Any]) -> list[Parcel]:
     """What this site would send: its introduction, its first round and the end, beside sites of made-up samples.
 
     Nothing leaves the machine. The shapes of later rounds are the same.
@@ -115,26 +116,27 @@ def rehearse(config: Path, data: str, home: Path, name: str, settings: dict[str,
     plan = Plan.configured(config, "rehearsal")
     (job,) = plan.jobs
     job = replace(job, training=replace(job.training, rounds=1, participation=1.0))
-    site = join(name, data, home / name, **settings)
+    site = site_at(name, data, home / name, **settings)
     fellows = [f"made-up-{i}" for i in range(1, plan.policy.sites)]
     line = _Listened([site, *(Site(fellow, job.made_up(1), home / fellow) for fellow in fellows)], name)
     policy = replace(plan.policy, minimum=plan.policy.sites, target=0)
-    drive([Rounds(job, policy, line.sites).work()], line, policy)
+    drive([Rounds(job, policy, line.sites).work()], line, policy.deadline)
     return line.heard
 
 
-def sending(parts: Sequence[Part]) -> Table:
+def sending(parcels: Sequence[Parcel]) -> Table:
     """What leaves a site, message by message: numbers in full, of tensors the name, type, shape and range."""
     table = Table("message", "what", "value", title="what would leave this site", title_justify="left")
-    for part in parts:
-        kind = part.meta["kind"] if part.meta["kind"] == "introduce" else ("a round", "the end")[part.meta["round"]]
-        if part.meta.get("error"):
-            raise CoterieError(str(part.meta["error"]))
-        for key, value in part.meta.items():
+    for parcel in parcels:
+        meta = parcel.meta
+        kind = meta["kind"] if meta["kind"] == "introduce" else ("a round", "the end")[meta["round"]]
+        if meta.get("error"):
+            raise CoterieError(str(meta["error"]))
+        for key, value in meta.items():
             if key not in ("protocol", "kind", "round"):
                 table.add_row(kind, key, json.dumps(value))
-        for key, about in described(part.tensors).items():
-            t = part.tensors[key].double()
+        for key, about in described(parcel.tensors).items():
+            t = parcel.tensors[key].double()
             span = f", from {float(t.min()):.4g} to {float(t.max()):.4g}" if t.numel() else ""
             table.add_row(kind, key, about + span)
     return table
@@ -166,7 +168,7 @@ def predict(home: Path, data: str, out: Path | None, experiment: str | None = No
         raise CoterieError(f"the model takes samples of {list(job.shape)}; {data} has {list(source.x.shape[1:])}.")
     with torch.no_grad():
         x = source.x.float() if source.x.is_floating_point() else source.x
-        scores = torch.cat([module.eval()(part) for part in torch.split(x, 1024)])
+        scores = torch.cat([module.eval()(some) for some in torch.split(x, 1024)])
     path = out or Path(data).with_suffix(".predictions.csv")
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -12,7 +12,7 @@ from coterie.errors import CoterieError, unknown
 from coterie.files import read_json, write_json
 from coterie.flower.checks import Limits
 from coterie.flower.job import Job, fresh_id
-from coterie.flower.rounds import Policy
+from coterie.flower.policy import Policy
 from coterie.options import build
 from coterie.registry import method, spelling
 from coterie.running.config import Training

@@ -1,8 +1,4 @@
-"""The server side of an experiment across sites: admission, rounds and the end, over any transport.
-
-`Rounds.work` is the life of one experiment. It yields an `Ask` and is sent the answers, so that `drive` can put the
-tasks of many experiments into one message a site: on Flower a message costs seconds, whatever it holds.
-"""
+"""The life of one experiment on the server: admission, rounds and the end, for sites behind any transport."""
 
 from __future__ import annotations
 
@@ -11,12 +7,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,106 +20,33 @@ from coterie.contract.cohort import Init
 from coterie.contract.method import Uploads
 from coterie.contract.records import Record, Upload
 from coterie.errors import CoterieError, counted
-from coterie.evaluation.score import Evaluation, Scores
-from coterie.evaluation.stages import PREFIX, SEEN
+from coterie.evaluation.score import Evaluation
+from coterie.evaluation.stages import PREFIX
 from coterie.files import write_json
-from coterie.flower import wire
-from coterie.flower.checks import Received
+from coterie.flower import scores, wire
+from coterie.flower.checks import Check, Received, refused
+from coterie.flower.exchange import Answers, Ask, Exchange, Transport, drive
 from coterie.flower.job import Job
+from coterie.flower.policy import Policy
 from coterie.flower.site import JOINED
-from coterie.flower.wire import Failure, Part
-from coterie.privacy.guard import SECRET, Guard
-from coterie.running import server as serving
+from coterie.flower.wire import Failure, Parcel
+from coterie.privacy.noise import SECRET
 from coterie.running.clients import device
 from coterie.running.folder import Folder
-from coterie.running.server import Round, record_class
+from coterie.running.round import Round
+from coterie.running.server import Server
 from coterie.running.simulation import Simulation
 
 log = logging.getLogger("coterie.server")
 
 ATTEMPTS = 3
-"""How often an admission is tried before those who did not answer are left out."""
+"""How often an admission is tried. Nobody who is there is left out: if one stays silent, the run ends in an error."""
 STATUS = "status.json"
 """What the server is doing, in the run's folder."""
+ABSENT = Failure("absent", "the site was not there when the round began; it is asked when it is drawn again.")
+BARRED = Failure("barred", "the site is quarantined and is not asked until an operator lifts it.")
 SKIPS = 20
 """Rounds in a row without enough answers, after which the run stops with an error; it can be resumed."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How patient the server is."""
-
-    sites: int = 1
-    """Sites that must be there before training begins; they are the population."""
-    deadline: float = 600.0
-    """Seconds a round waits for answers."""
-    minimum: int = 1
-    """Answers without which a round is skipped (an aggregator may need more)."""
-    target: int = 0
-    """Answers after which a round goes on without waiting for the others; 0 waits for all who were asked."""
-    wait: float = 3600.0
-    """Seconds to wait for enough sites, at the beginning and before every round."""
-    poll: float = 0.5
-    """Seconds between looks at who is there."""
-
-    def __post_init__(self) -> None:
-        for name, lowest in (("sites", 1), ("minimum", 1), ("target", 0)):
-            if getattr(self, name) < lowest:
-                raise CoterieError(f"{name} must be at least {lowest}, not {getattr(self, name)}.")
-        for name in ("deadline", "wait", "poll"):
-            if not getattr(self, name) > 0:
-                raise CoterieError(f"{name} must be a positive number of seconds, not {getattr(self, name)}.")
-        if self.minimum > self.sites:
-            raise CoterieError(f"minimum={self.minimum} answers cannot come from {counted(self.sites, 'site')}.")
-        if self.target and self.target < self.minimum:
-            raise CoterieError(f"target={self.target} is below minimum={self.minimum}.")
-
-
-class Check(Protocol):
-    """What looks at uploads before they are merged."""
-
-    def __call__(self, received: Received) -> Mapping[str, str]:
-        """The sites whose upload is to be left out, each with the reason."""
-        ...
-
-    def barred(self) -> Iterable[str]:
-        """Sites that are not asked at all until an operator says otherwise."""
-        ...
-
-
-class Transport(Protocol):
-    """How messages reach sites."""
-
-    def sites(self) -> set[str]:
-        """The names of the sites that are there now."""
-        ...
-
-    def ask(
-        self, messages: Mapping[str, Sequence[Part]], deadline: float, enough: Callable[[set[str]], bool]
-    ) -> dict[str, list[Part] | Failure]:
-        """Each site's answer, part for part, or why there is none.
-
-        Returns when everybody answered, after `deadline` seconds, or when those who have answered are `enough`.
-        """
-        ...
-
-
-Answers = Mapping[str, Part | Failure]
-
-
-@dataclass(frozen=True)
-class Ask:
-    """A task for each of some sites, and how many of which answers are enough."""
-
-    parts: Mapping[str, Part]
-    counted: frozenset[str]
-    wanted: int
-
-    def enough(self, answered: set[str]) -> bool:
-        return len(self.counted & answered) >= self.wanted
-
-
-Work = Generator[Ask, Answers, None]
 
 
 class Rounds:
@@ -149,7 +70,7 @@ class Rounds:
         self.rounds_done = 0
         self.history: list[Evaluation] = []
         self.rounds: list[dict[str, Any]] = []
-        self.server: Record
+        self.server: Server
         if folder is not None and folder.checkpoint.exists():
             self._restore()
 
@@ -164,7 +85,7 @@ class Rounds:
 
     # -- the life of an experiment ---------------------------------------------------------------------------------
 
-    def work(self) -> Work:
+    def work(self) -> Exchange:
         """Admission, all rounds, and a model for everybody who is there at the end."""
         if not self.population:
             yield from self._admission()
@@ -172,41 +93,43 @@ class Rounds:
             yield from self._round()
         yield from self.ending()
 
-    def _begin(self, population: int) -> None:
+    def _init(self, population: int) -> Init:
         dtype = torch.float64 if self.training.precision == "float64" else torch.float32
-        self.init = Init(
+        return Init(
             self.job.factory(), self.method.wrap, self.training.seed, self.job.head, dtype, self.device, population,
             self.job.classes,
         )
-        self.layout = self.init.layout
-        self._names = streams.integers("client", self.clients)
-        self.guard = Guard.of(self.method, self.training, population)
-        if self.guard is not None:
-            self._rehearse(population)
 
-    def _rehearse(self, population: int) -> None:
+    def _rehearse(self, server: Server) -> None:
         """Raise if privacy would not hold. Clients of made-up samples show what sites would upload before they do."""
+        if server.guard is None:
+            return
         if self.job.scores:
             raise CoterieError("private does not protect the sites' scores; set scores = false, and they stay at home.")
         if SECRET not in os.environ:
             raise CoterieError(
                 f"the sites know the seed and could take the noise off; set {SECRET} on the server to a random text."
             )
-        self._nobody = Simulation(
-            self.method, self.job.factory(), self.job.made_up(population), replace(self.training, device="cpu"),
-            self.job.head,
-        ).nobody
+        made_up = Simulation(
+            self.method, self.job.factory(), self.job.made_up(server.init.population),
+            replace(self.training, device="cpu"), self.job.head,
+        )
+        server.nobody = {name: t.to(self.device) for name, t in made_up.server.nobody.items()}
 
-    def _admission(self) -> Work:
+    def start(self, population: int) -> Server:
+        """The server at its start; raises if the experiment cannot run with so many sites, or not as privately."""
+        server = Server(self.method, self._init(population), self.training)
+        self._rehearse(server)
+        return server
+
+    def _admission(self) -> Exchange:
         """All sites that are there introduce themselves and get numbers in the order of their names."""
         for attempt in range(1, ATTEMPTS + 1):
             names = sorted(self._await(self.policy.sites))
             self.numbers = {name: number for number, name in enumerate(names)}
             self.population = len(names)
-            self._begin(self.population)
-            serving.check(self.method, self.population, self.layout)
-            self.server = self.method.start(self.init)
-            told = yield from self._introduced(self.server, names)
+            self.server = self.start(self.population)
+            told = yield from self._introduced(names)
             if len(told) == len(names):
                 break
             log.warning("%s: %d of %d sites introduced themselves, attempt %d", self.spelling, len(told), len(names),
@@ -217,9 +140,8 @@ class Rounds:
                 f"in {ATTEMPTS} attempts not every site that was there introduced itself to {self.spelling}; see the "
                 "log for the causes."
             )
-        self.server = self._admit(self.server, names, told)
-        sample = records.spread(self.method.send(self.server, self._ids(names[:1])), 1)
-        serving.check_buffers(self.method, self.server, sample, self.layout, self.training)
+        self.server = self._admitted(names, told)
+        self.server.check_buffers(self.server.payload(self._ids(names[:1])))
         self.merged = dict.fromkeys(names, JOINED)
         if self.folder is not None:
             (self.folder.path / "config.json").unlink(missing_ok=True)  # of a start that did not get as far as this
@@ -227,64 +149,57 @@ class Rounds:
         self._save()
         log.info("%s: %d sites admitted: %s", self.spelling, self.population, ", ".join(names))
 
-    def _introduced(
-        self, server: Record, names: Sequence[str]
-    ) -> Generator[Ask, Answers, dict[str, dict[str, Tensor]]]:
+    def _introduced(self, names: Sequence[str]) -> Generator[Ask, Answers, dict[str, dict[str, Tensor]]]:
         """The introductions of these sites, of those that gave a usable one."""
-        hello = self.method.hello(server)
-        spread = records.spread(hello, 1).tensors()  # all are told the same
-        parts = {name: self._task("introduce", name, hello, spread) for name in names}
-        replies, _ = yield from self._ask(parts, frozenset(names), len(names))
+        hello = records.spread(self.server.hello(), 1)  # all are told the same
+        parcels = {name: self._task("introduce", name, hello) for name in names}
+        replies, _ = yield from self._ask(parcels, frozenset(names), len(names))
         told = {name: reply.tensors for name, reply in replies.items()}
         for name, reason in self._refused("introduce", told, {}).items():
             log.warning("%s: the introduction of %s is left out: %s", self.spelling, name, reason)
             del told[name]
         return told
 
-    def _admit(self, server: Record, names: Sequence[str], told: Mapping[str, Mapping[str, Tensor]]) -> Record:
-        stacked = self._stacked([told[name] for name in names])
-        if self.guard is not None:
-            self.guard.meet(stacked)
-        admitted: Record = self.method.admit(server, self._ids(names), Upload.of(stacked))
-        return admitted
+    def _admitted(self, names: Sequence[str], told: Mapping[str, Mapping[str, Tensor]]) -> Server:
+        """The server that knows these sites too."""
+        return self.server.admitted(self._ids(names), Upload.of(self._stacked([told[name] for name in names])))
 
-    def _round(self) -> Work:
+    def _round(self) -> Exchange:
         t, start = self.rounds_done, time.perf_counter()
         barred = set(self.check.barred()) if self.check is not None else set()
-        least = max(self.policy.minimum, self.method.aggregator.minimum)
-        there = self._await(least, among=set(self.clients) - barred)
-        drawn = [self.clients[i] for i in serving.selected(self.training, self._names, t)]
+        there = self._await(max(self.policy.minimum, self.method.aggregator.minimum), among=set(self.clients) - barred)
+        clients = self.clients
+        drawn = [clients[i] for i in self.server.selected(streams.integers("client", clients), t)]
         training = [name for name in drawn if name in there]
         scored = self.job.scores and self._due(t)
         do = {
             name: [word for word, wanted in (("join", name not in self.joined), ("score", scored),
                                              ("local", name in training)) if wanted]
-            for name in self.clients if name in there
+            for name in clients if name in there
         }
         names = [name for name in do if do[name]]
-        parts = self._payloads(self.server, names, {name: {"do": do[name]} for name in names})
+        parcels = self._payloads(self.server, {name: {"do": do[name]} for name in names})
         wanted = min(self.policy.target or len(training), len(training))
-        replies, failures = yield from self._ask(parts, frozenset(training or names), wanted or len(names))
-        failures |= {name: Failure("barred" if name in barred else "absent", "") for name in drawn if name not in there}
+        replies, failures = yield from self._ask(parcels, frozenset(training or names), wanted or len(names))
+        failures |= {name: BARRED if name in barred else ABSENT for name in drawn if name not in there}
         self.joined |= set(replies)
-        self._evaluated({name: reply for name, reply in replies.items() if "scores" in reply.meta}, "", t)
+        self._evaluated(replies, "", t)
         uploads = {name: replies[name] for name in training if name in replies}
-        n = {name: 1 if self.guard else _count(reply.meta.get("n")) for name, reply in uploads.items()}
+        n = {name: 1 if self.server.guard else _count(reply.meta.get("n")) for name, reply in uploads.items()}
         wrong = {name: failure.reason for name, failure in failures.items() if failure.cause == "mismatch"}
-        refused = self._refused("round", {name: reply.tensors for name, reply in uploads.items()}, n, wrong)
-        failures |= {name: Failure("rejected", reason) for name, reason in refused.items()}
-        accepted = [name for name in self.clients if name in uploads and name not in refused]
-        report: dict[str, Any] = {}
-        if len(accepted) >= self._needed:  # with privacy on 0: nobody's absence may be seen
+        bad = self._refused("round", {name: reply.tensors for name, reply in uploads.items()}, n, wrong)
+        failures |= {name: Failure("rejected", reason) for name, reason in bad.items()}
+        accepted = [name for name in clients if name in uploads and name not in bad]
+        needed = self.server.needed(self.policy.minimum)
+        asked_for = f"{counted(needed, 'answer')} {'is' if needed == 1 else 'are'} needed"
+        report: dict[str, Any] = {"skipped": f"{asked_for}, {len(accepted)} came"}
+        if len(accepted) >= needed:
             report = self._merge(accepted, uploads, n)
-        else:
-            called = f"{counted(self._needed, 'answer')} {'is' if self._needed == 1 else 'are'} needed"
-            report = {"skipped": f"{called}, {len(accepted)} came"}
         if failures:
             report["failures"] = dict(Counter(failure.cause for failure in failures.values()))
         for name, failure in failures.items():
             log.warning("%s, round %d: %s: %s %s", self.spelling, t + 1, name, failure.cause, failure.reason)
-        down = records.bytes_each(parts[accepted[0]].tensors) if accepted else {}
+        down = records.bytes_each(parcels[accepted[0]].tensors) if accepted else {}
         up = records.bytes_each(uploads[accepted[0]].tensors) if accepted else {}
         self.rounds_done = t + 1
         done = Round(t, len(accepted), len(drawn) - len(accepted), down, up, report)
@@ -296,18 +211,18 @@ class Rounds:
         self._save()
         self._not_stuck()
 
-    def _merge(self, names: Sequence[str], uploads: Mapping[str, Part], n: Mapping[str, int]) -> dict[str, Any]:
-        stacked = self._stacked([uploads[name].tensors for name in names] or [self._nobody])
+    def _merge(self, names: Sequence[str], uploads: Mapping[str, Parcel], n: Mapping[str, int]) -> dict[str, Any]:
+        stacked = self._stacked([uploads[name].tensors for name in names])
         counts = torch.tensor([n[name] for name in names], dtype=torch.int64, device=self.device)
         up = Uploads(
             stacked, self._ids(names), counts, counts.double() / counts.sum().clamp(min=1), self.population,
-            self.rounds_done, self.layout,
+            self.rounds_done, self.server.layout,
         )
-        self.server, report = serving.merge(self.method, self.server, up, self.training, self.guard)
+        report = self.server.merge(up)
         self.merged |= dict.fromkeys(names, self.rounds_done)
         return report
 
-    def ending(self) -> Work:
+    def ending(self) -> Exchange:
         """A model for every site that is there and has none yet; late sites by the method's rule for unseen clients."""
         barred = set(self.check.barred()) if self.check is not None else set()
         self._there = self.present()
@@ -316,53 +231,46 @@ class Rounds:
         known = [name for name in self.clients if name in there]
         late = sorted(there - set(self.clients))
         if known:
-            parts = self._payloads(self.server, known, {name: {"do": do} for name in known})
-            yield from self._deployed(parts, "")
+            yield from self._deployed(self._payloads(self.server, {name: {"do": do} for name in known}), "")
         if late:
             for name in late:
                 self.numbers.setdefault(name, len(self.numbers))
-            told = yield from self._introduced(self.server, late)
+            told = yield from self._introduced(late)
             admitted = [name for name in late if name in told]
             if admitted:
-                server = self._admit(self.server, admitted, told)  # for these answers only
-                parts = self._payloads(server, admitted, {name: {"do": do, "newcomer": True} for name in admitted})
-                yield from self._deployed(parts, PREFIX)
+                server = self._admitted(admitted, told)  # for these answers only
+                asked = self._payloads(server, {name: {"do": do, "newcomer": True} for name in admitted})
+                yield from self._deployed(asked, PREFIX)
         if (known or late) and self.folder is not None:
             self._save()
             self._tell("finished")
             self.folder.finish({"rounds": self.rounds_done, "seconds": sum(r["seconds"] for r in self.rounds)})
 
-    def _deployed(self, parts: Mapping[str, Part], prefix: str) -> Work:
-        replies, failures = yield from self._ask(parts, frozenset(parts), len(parts))
+    def _deployed(self, parcels: Mapping[str, Parcel], prefix: str) -> Exchange:
+        replies, failures = yield from self._ask(parcels, frozenset(parcels), len(parcels))
         for name, failure in failures.items():
             log.warning("%s: %s has no model yet: %s %s", self.spelling, name, failure.cause, failure.reason)
         self.served |= set(replies)
-        self._evaluated({name: r for name, r in replies.items() if "scores" in r.meta}, prefix, self.rounds_done)
+        self._evaluated(replies, prefix, self.rounds_done)
 
     # -- messages --------------------------------------------------------------------------------------------------
 
-    def _task(self, kind: str, name: str, record: Record, tensors: Mapping[str, Tensor], **more: Any) -> Part:
-        return Part({
+    def _task(self, kind: str, name: str, record: Record, **more: Any) -> Parcel:
+        """A task for one site with the tensors of a record, `[1, ...]`."""
+        return Parcel({
             "protocol": wire.PROTOCOL, "kind": kind, "experiment": self.job.experiment, "job": self.job.values(),
-            "method": self.spelling, "options": repr(self.method), "layout": self.layout.digest,
+            "method": self.spelling, "options": repr(self.method), "layout": self.server.layout.digest,
             "round": self.rounds_done, "number": self.numbers[name], "population": self.population,
             "record": type(record).__name__, "merged": self.merged.get(name, JOINED), "deadline": self.policy.deadline,
             **more,
-        }, dict(tensors))
+        }, record.tensors())
 
-    def _payloads(self, server: Record, names: Sequence[str], more: Mapping[str, dict[str, Any]]) -> dict[str, Part]:
-        """What the method sends to each of these sites, `[1, ...]`; what is alike for all is one tensor object."""
-        if not names:
+    def _payloads(self, server: Server, more: Mapping[str, dict[str, Any]]) -> dict[str, Parcel]:
+        """What the server sends to each of these sites, and what `more` its task says."""
+        if not more:
             return {}
-        sent = self.method.send(server, self._ids(names))
-        each = {f for f in sent.tensors() if isinstance(getattr(sent, f), records.Each)}
-        shared = {f: t.unsqueeze(0) for f, t in sent.tensors().items() if f not in each}
-        return {
-            name: self._task("round", name, sent, {
-                **shared, **{f: t[k : k + 1] for f, t in sent.tensors().items() if f in each}
-            }, **more[name])
-            for k, name in enumerate(names)
-        }
+        sent = server.payloads(self._ids(list(more)))
+        return {name: self._task("round", name, one, **more[name]) for name, one in zip(more, sent, strict=True)}
 
     def _tell(self, doing: str, asked: Iterable[str] = ()) -> None:
         """What the server is doing now, for `coterie status`."""
@@ -372,19 +280,19 @@ class Rounds:
             write_json(self.folder.path / STATUS, now, indent=None)
 
     def _ask(
-        self, parts: Mapping[str, Part], counted: frozenset[str], wanted: int
-    ) -> Generator[Ask, Answers, tuple[dict[str, Part], dict[str, Failure]]]:
+        self, parcels: Mapping[str, Parcel], counted: frozenset[str], wanted: int
+    ) -> Generator[Ask, Answers, tuple[dict[str, Parcel], dict[str, Failure]]]:
         """The answers that belong to what was asked, and why the others are missing."""
-        if parts:
+        if parcels:
             doing = "the end" if self.finished else f"round {self.rounds_done + 1} of {self.training.rounds}"
-            self._tell(doing, parts)
-        answers = (yield Ask(parts, counted, wanted)) if parts else {}
-        replies: dict[str, Part] = {}
+            self._tell(doing, parcels)
+        answers = (yield Ask(parcels, counted, wanted)) if parcels else {}
+        replies: dict[str, Parcel] = {}
         failures: dict[str, Failure] = {}
-        for name, task in parts.items():
-            answer = answers.get(name, Failure("absent", "no answer came."))
+        for name, task in parcels.items():
+            answer = answers[name]
             wrong = answer if isinstance(answer, Failure) else wire.check_answer(task.meta, answer, name)
-            if isinstance(answer, Part) and wrong is None:
+            if isinstance(answer, Parcel) and wrong is None:
                 replies[name] = answer
             elif wrong is not None:
                 failures[name] = wrong
@@ -395,33 +303,19 @@ class Rounds:
         self, kind: str, sent: Mapping[str, Mapping[str, Tensor]], n: Mapping[str, int],
         wrong: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
-        """Uploads that are not used, with the reason: what the run's check says, then what could not be stacked.
-
-        `wrong` are the sites whose answers belong to something else; the check is told of them too.
-        """
-        refused: dict[str, str] = {}
-        if self.check is not None and (sent or wrong):
-            private = self.guard is not None
-            said = self.check(Received(self.job.experiment, kind, self.rounds_done, sent, n, wrong or {}, private))
-            refused |= {name: reason for name, reason in said.items() if name in sent}
-        refused |= {
-            name: f"it claims {count} training samples." for name, count in n.items()
-            if count < 1 and name not in refused
-        }
-        return refused | _unlike({name: tensors for name, tensors in sent.items() if name not in refused})
+        """Uploads that are not used, with the reason. `wrong` are the sites whose answers belong to something else."""
+        private = self.server.guard is not None
+        return refused(
+            self.check, Received(self.job.experiment, kind, self.rounds_done, sent, n, wrong or {}, private)
+        )
 
     def _stacked(self, sent: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        return {name: t.to(self.device) for name, t in records.concatenate(sent).items()}
+        return {name: t.to(self.device) for name, t in self.server.stacked(sent).items()}
 
     def _ids(self, names: Sequence[str]) -> Tensor:
         return torch.tensor([self.numbers[name] for name in names], dtype=torch.int64, device=self.device)
 
     # -- patience --------------------------------------------------------------------------------------------------
-
-    @property
-    def _needed(self) -> int:
-        """Answers without which a round is skipped; with privacy on no round is, as that would tell who was there."""
-        return 0 if self.guard is not None else max(self.policy.minimum, self.method.aggregator.minimum)
 
     def _await(self, count: int, among: set[str] | None = None) -> set[str]:
         """The sites that are there, once there are so many."""
@@ -451,37 +345,21 @@ class Rounds:
     def _due(self, t: int) -> bool:
         return t % self.training.evaluate_every == 0 and not any(e.round == t for e in self.history)
 
-    def _evaluated(self, replies: Mapping[str, Part], prefix: str, t: int) -> None:
+    def _evaluated(self, replies: Mapping[str, Parcel], prefix: str, t: int) -> None:
         """Keep the scores of the sites that sent any."""
-        found = {name: reply.meta["scores"] for name, reply in replies.items()}
+        found = {self.numbers[name]: reply.meta["scores"] for name, reply in replies.items() if "scores" in reply.meta}
         if not found:
             return
-        names = sorted(found, key=self.numbers.__getitem__)
-        evaluation = Evaluation(t, {f"{prefix}{stage}": self._scores(names, found, stage)
-                                    for stage in SEEN})
-        self.history.append(evaluation)
+        self.history.append(scores.evaluation(t, prefix, found, self.job.classes))
         if self.folder is not None:
-            self.folder.append_evaluation(evaluation)
-
-    def _scores(self, names: Sequence[str], found: Mapping[str, Any], stage: str) -> Scores:
-        def column(split: str, metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-            told = [found[name] for name in names]
-            kept = [split == "test" or one["validated"] for one in told]
-            return np.array([one[stage][split][metric] if k else np.nan for one, k in zip(told, kept, strict=True)])
-
-        metrics = ("accuracy", "loss") if self.job.classes else ("loss",)
-        return Scores(
-            np.array([self.numbers[name] for name in names]), np.array([found[name]["samples"] for name in names]),
-            np.array([found[name][stage]["steps"] for name in names]),
-            {m: column("test", m) for m in metrics}, {m: column("val", m) for m in metrics},
-        )
+            self.folder.append_evaluation(self.history[-1])
 
     def _config(self) -> dict[str, Any]:
         return {
             "method": self.spelling, "published": self.method.printed, "by_model": self.method.by_model,
             "training": asdict(self.training),
             "federation": {"sites": self.clients}, "clients": self.clients, "population": self.population,
-            "columns": self.layout.size, "head": self.job.head, "choices": {}, "job": self.job.values(),
+            "columns": self.server.layout.size, "head": self.job.head, "choices": {}, "job": self.job.values(),
             "policy": asdict(self.policy),
         }
 
@@ -489,14 +367,11 @@ class Rounds:
         if self.folder is None:
             return
         meta = {
-            "round": self.rounds_done, "server": type(self.server).__name__, "layout": self.layout.digest,
-            "experiment": self.job.experiment, "numbers": self.numbers, "population": self.population,
-            "merged": self.merged, "joined": sorted(self.joined), "served": sorted(self.served),
+            "round": self.rounds_done, **self.server.meta(), "experiment": self.job.experiment, "numbers": self.numbers,
+            "population": self.population, "merged": self.merged, "joined": sorted(self.joined),
+            "served": sorted(self.served),
         }
-        tensors = {f"server.{name}": t for name, t in self.server.tensors().items()}
-        if self.guard is not None:
-            tensors["privacy.clip"] = torch.tensor(self.guard.clip, dtype=torch.float64)
-        self.folder.save(tensors, meta)
+        self.folder.save(self.server.tensors(), meta)
 
     def _restore(self) -> None:
         assert self.folder is not None
@@ -507,24 +382,17 @@ class Rounds:
                 "own folder."
             )
         self.numbers, self.population = meta["numbers"], int(meta["population"])
-        self._begin(self.population)
-        if meta["layout"] != self.layout.digest:
-            raise CoterieError(f"the checkpoint in {self.folder.path} holds another model (layout {meta['layout']}).")
-        held = {name.partition(".")[2]: t.to(self.device) for name, t in tensors.items() if name.startswith("server.")}
-        if self.guard is not None:
-            self.guard.clip = float(tensors["privacy.clip"])
-        self.server = record_class(self.method, meta["server"]).of(held)
+        self.server = Server.restored(self.method, self._init(self.population), self.training, tensors, meta)
+        self._rehearse(self.server)
         self.merged, self.joined, self.served = meta["merged"], set(meta["joined"]), set(meta["served"])
         self.rounds_done = int(meta["round"])
         self.history, self.rounds = self.folder.history(), self.folder.rounds()
         log.info("%s: resumed after round %d of %d", self.spelling, self.rounds_done, self.training.rounds)
 
 
-def check(job: Job, policy: Policy) -> None:
+def refuse_early(job: Job, policy: Policy) -> None:
     """Raise before anything is started if the experiment cannot run with so many sites, or not as private as asked."""
-    rounds = Rounds(job, policy, set)
-    rounds._begin(policy.sites)
-    serving.check(rounds.method, policy.sites, rounds.layout)
+    Rounds(job, policy, set).start(policy.sites)
 
 
 def serve(
@@ -542,58 +410,16 @@ def serve(
     def place(job: Job) -> Folder | None:
         return None if folder is None else Folder(folder if len(jobs) == 1 else folder / job.experiment)
 
-    works = [Rounds(job, policy, transport.sites, place(job), check) for job in jobs]
-    drive([one.work() for one in works], transport, policy)
+    experiments = [Rounds(job, policy, transport.sites, place(job), check) for job in jobs]
+    drive([one.work() for one in experiments], transport, policy.deadline)
     end = time.monotonic() + linger
     while time.monotonic() < end:
-        if any(transport.sites() - one.served for one in works):
-            drive([one.ending() for one in works], transport, policy)
+        if any(transport.sites() - one.served for one in experiments):
+            drive([one.ending() for one in experiments], transport, policy.deadline)
         time.sleep(policy.poll)
-    return works
-
-
-def drive(works: Sequence[Work], transport: Transport, policy: Policy) -> None:
-    """Let experiments go in step: what they ask for at the same time is one message a site."""
-    asks: dict[int, Ask] = {}
-    for number, work in enumerate(works):
-        _advance(asks, number, work, None)
-    while asks:
-        order: dict[str, list[int]] = {}
-        for number, ask in asks.items():
-            for name in ask.parts:
-                order.setdefault(name, []).append(number)
-        messages = {name: [asks[number].parts[name] for number in numbers] for name, numbers in order.items()}
-        now = dict(asks)
-        answers = transport.ask(messages, policy.deadline, lambda got: all(a.enough(got) for a in now.values()))  # noqa: B023
-        for number in now:
-            mine: dict[str, Part | Failure] = {}
-            for name in now[number].parts:
-                found = answers.get(name, Failure("late", f"no answer within {policy.deadline:g} s."))
-                if isinstance(found, Failure):
-                    mine[name] = found
-                elif len(found) != len(order[name]):
-                    mine[name] = Failure("mismatch", f"{len(found)} answers came for {len(order[name])} tasks.")
-                else:
-                    mine[name] = found[order[name].index(number)]
-            del asks[number]
-            _advance(asks, number, works[number], mine)
-
-
-def _advance(asks: dict[int, Ask], number: int, work: Work, answers: Answers | None) -> None:
-    with suppress(StopIteration):
-        asks[number] = next(work) if answers is None else work.send(answers)
+    return experiments
 
 
 def _count(n: Any) -> int:
     """A site's number of training samples, 0 if it is none."""
     return n if isinstance(n, int) and not isinstance(n, bool) else 0
-
-
-def _unlike(sent: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
-    """Uploads whose names, shapes or types are not those of most: they cannot be stacked with them."""
-    forms = {name: tuple(sorted((k, tuple(t.shape), str(t.dtype)) for k, t in tensors.items()))
-             for name, tensors in sent.items()}
-    if not forms:
-        return {}
-    usual = Counter(forms.values()).most_common(1)[0][0]
-    return {name: f"it holds {list(form)}, most others {list(usual)}." for name, form in forms.items() if form != usual}

@@ -18,11 +18,11 @@ except ImportError as reason:
 
 from coterie.errors import CoterieError
 from coterie.flower import wire
-from coterie.flower.checks import Gate
-from coterie.flower.message import Encoder, parts_of
+from coterie.flower.checks import Inspector
+from coterie.flower.message import Encoder, parcels_of
 from coterie.flower.plan import Plan
 from coterie.flower.rounds import serve
-from coterie.flower.wire import Failure, Part
+from coterie.flower.wire import Failure, Parcel
 from coterie.running import checkpoint
 
 log = logging.getLogger("coterie.server")
@@ -65,7 +65,7 @@ class GridTransport:
         self._asked = {sent: node for sent, node in self._asked.items() if node in self._when}
         new = [node for node in there if node not in self._names and node not in self._when]
         if new:
-            present = [Part({"protocol": wire.PROTOCOL, "kind": "present"})]
+            present = [Parcel({"protocol": wire.PROTOCOL, "kind": "present"})]
             pushed = self._push(dict.fromkeys(new, present), PRESENCE)
             self._asked |= {sent: node for node, sent in zip(new, pushed, strict=True) if sent is not None}
             self._when |= dict.fromkeys(new, now)
@@ -78,7 +78,7 @@ class GridTransport:
 
     def _introduce(self, node: int, reply: Message) -> None:
         """Note the name of a node. One that gives none, or another's, is asked again after a while."""
-        found = _parts(reply)
+        found = _parcels(reply)
         if isinstance(found, Failure) or "error" in found[0].meta:
             why = found.reason if isinstance(found, Failure) else found[0].meta["error"]
             log.warning("node %d did not say which site it is: %s", node, why)
@@ -92,18 +92,18 @@ class GridTransport:
             self._names[node] = name
             log.info("%s is there (node %d)", name, node)
 
-    def _push(self, messages: Mapping[int, Sequence[Part]], ttl: float) -> list[str | None]:
+    def _push(self, messages: Mapping[int, Sequence[Parcel]], ttl: float) -> list[str | None]:
         encoder = Encoder()
-        out = [Message(encoder.records(parts), node, QUERY, ttl=ttl) for node, parts in messages.items()]
+        out = [Message(encoder.records(parcels), node, QUERY, ttl=ttl) for node, parcels in messages.items()]
         self.messages += len(out)
         sent: list[str | None] = list(self._grid.push_messages(out))
         return sent or [None] * len(out)
 
     def ask(
-        self, messages: Mapping[str, Sequence[Part]], deadline: float, enough: Callable[[set[str]], bool]
-    ) -> dict[str, list[Part] | Failure]:
+        self, messages: Mapping[str, Sequence[Parcel]], deadline: float, enough: Callable[[set[str]], bool]
+    ) -> dict[str, list[Parcel] | Failure]:
         nodes, end = self._nodes(), time.monotonic() + deadline
-        answers: dict[str, list[Part] | Failure] = {
+        answers: dict[str, list[Parcel] | Failure] = {
             name: Failure("absent", "the site is not connected.") for name in messages if name not in nodes
         }
         wanted = [name for name in messages if name in nodes]
@@ -117,7 +117,7 @@ class GridTransport:
             for reply in self._grid.pull_messages(list(waiting)):
                 name = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if name is not None:
-                    answers[name] = _parts(reply)
+                    answers[name] = _parcels(reply)
             if enough({name for name, found in answers.items() if not isinstance(found, Failure)}):
                 break
             if waiting:
@@ -125,12 +125,12 @@ class GridTransport:
         return answers  # who is still missing is late; a reply that comes after this is never pulled
 
 
-def _parts(reply: Message) -> list[Part] | Failure:
+def _parcels(reply: Message) -> list[Parcel] | Failure:
     if reply.has_error():
         lines = (reply.error.reason or "").strip().splitlines()
         return Failure(CAUSES.get(reply.error.code, f"error {reply.error.code}"), lines[-1] if lines else "")
     try:
-        return parts_of(reply.content)
+        return parcels_of(reply.content)
     except CoterieError as reason:
         return Failure("mismatch", str(reason))
 
@@ -146,13 +146,13 @@ class Kept:
         return self._inner.sites()
 
     def ask(
-        self, messages: Mapping[str, Sequence[Part]], deadline: float, enough: Callable[[set[str]], bool]
-    ) -> dict[str, list[Part] | Failure]:
+        self, messages: Mapping[str, Sequence[Parcel]], deadline: float, enough: Callable[[set[str]], bool]
+    ) -> dict[str, list[Parcel] | Failure]:
         answers = self._inner.ask(messages, deadline, enough)
         for site, found in answers.items():
-            for part in found if isinstance(found, list) else ():
+            for parcel in found if isinstance(found, list) else ():
                 number = sum(1 for _ in self._folder.iterdir())
-                checkpoint.save(self._folder / f"{number:06d}-{site}.safetensors", part.tensors, part.meta)
+                checkpoint.save(self._folder / f"{number:06d}-{site}.safetensors", parcel.tensors, parcel.meta)
         return answers
 
 
@@ -165,4 +165,4 @@ def main(grid: Grid, context: Context) -> None:
     folder = None if plan.folder is None else Path(plan.folder)
     grid_line = GridTransport(grid, nodes=None if plan.nodes is None else Path(plan.nodes))
     line = grid_line if plan.messages is None else Kept(grid_line, Path(plan.messages))
-    serve(plan.jobs, line, plan.policy, folder, Gate(plan.limits, folder), plan.linger)
+    serve(plan.jobs, line, plan.policy, folder, Inspector(plan.limits, folder), plan.linger)

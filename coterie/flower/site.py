@@ -30,10 +30,11 @@ from coterie.errors import CoterieError
 from coterie.files import read_json, write_json
 from coterie.flower import wire
 from coterie.flower.job import Job, checked_name
-from coterie.flower.wire import Part
+from coterie.flower.scores import told
+from coterie.flower.wire import Parcel
 from coterie.options import respelled
 from coterie.running import checkpoint
-from coterie.running.clients import Clients, deploy, introduce, local, score_rows
+from coterie.running.clients import Clients, deploy, introduce, join, local, score_rows
 from coterie.running.server import record_class
 from coterie.serving.portable import write_model
 
@@ -47,7 +48,7 @@ DO = ("join", "score", "local", "deploy")
 Data = Federation | Callable[[Job], Federation]
 
 
-def join(
+def site_at(
     name: str, data: str | Path, home: str | Path, device: str = "auto", val: float = 0.1, test: float = 0.25,
     seed: int = 0,
 ) -> Site:
@@ -68,7 +69,7 @@ def join(
 
 
 class Site:
-    """One client. `answer` takes the parts of a message and gives as many back; a part that fails spoils no other."""
+    """One client. `answer` takes a message's parcels and gives as many back; a parcel that fails spoils no other."""
 
     def __init__(self, name: str, data: Data, home: Path, device: str = "auto") -> None:
         """`data` are those of one client, or read them for a job. `device` is the site's own choice."""
@@ -76,22 +77,22 @@ class Site:
         self._data = data
         self._desks: dict[str, _Desk] = {}
 
-    def answer(self, parts: Sequence[Part]) -> list[Part]:
-        return [self._answer(part) for part in parts]
+    def answer(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+        return [self._answer(parcel) for parcel in parcels]
 
-    def _answer(self, part: Part) -> Part:
+    def _answer(self, parcel: Parcel) -> Parcel:
         try:
-            wire.check_protocol(part.meta)
-            if part.meta.get("kind") == "present":
-                return wire.answer(part.meta, self.name)
-            desk = self._desk(part.meta)
-            answer = desk.answer(part)
+            wire.check_protocol(parcel.meta)
+            if parcel.meta.get("kind") == "present":
+                return wire.answer(parcel.meta, self.name)
+            desk = self._desk(parcel.meta)
+            answer = desk.answer(parcel)
             desk.note(answer)
             return answer
         except CoterieError as reason:
-            return wire.answer(part.meta, self.name, error=str(reason), cause="refused")
+            return wire.answer(parcel.meta, self.name, error=str(reason), cause="refused")
         except Exception as reason:  # whatever goes wrong in a method, the server learns it in one line
-            return wire.answer(part.meta, self.name, error=f"{type(reason).__name__}: {reason}", cause="failed")
+            return wire.answer(parcel.meta, self.name, error=f"{type(reason).__name__}: {reason}", cause="failed")
 
     def _desk(self, meta: Mapping[str, Any]) -> _Desk:
         job = Job.of(meta.get("job") or {})
@@ -120,7 +121,7 @@ def described(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class _Own:
+class _KeptState:
     """A client's own state and, with buffers=local, its buffers, after its round `round`."""
 
     round: int
@@ -161,7 +162,7 @@ class _Desk:
                 "experiment with an id of its own."
             )
 
-    def note(self, answer: Part) -> None:
+    def note(self, answer: Parcel) -> None:
         """Write down what leaves the site before it does."""
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **answer.meta, "tensors": described(answer.tensors)}
         with (self.folder / "sent.jsonl").open("a") as file:
@@ -169,25 +170,25 @@ class _Desk:
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
-    def answer(self, part: Part) -> Part:
-        meta, kind = part.meta, part.meta.get("kind")
+    def answer(self, parcel: Parcel) -> Parcel:
+        meta, kind = parcel.meta, parcel.meta.get("kind")
         apart = "server and site would compute different things"
         wire.check_same("experiment", meta.get("experiment"), self.job.experiment, apart)
         wire.check_same("method", respelled(str(meta.get("method"))), registry.spelling(self.method), apart)
         wire.check_same("method's options", meta.get("options"), repr(self.method), apart)
         wire.check_same("layout of the model", meta.get("layout"), self.clients.layout.digest, apart)
         record = record_class(self.method, str(meta.get("record"))).of(
-            {name: t.to(self.clients.device) for name, t in part.tensors.items()}
+            {name: t.to(self.clients.device) for name, t in parcel.tensors.items()}
         )
         t = int(meta["round"])
         if kind == "introduce":
-            told = introduce(self.method, self.clients.at(t, ALONE), record)
-            return wire.answer(meta, self.site.name, told.tensors())
+            introduction = introduce(self.method, self.clients.at(t, ALONE), record)
+            return wire.answer(meta, self.site.name, introduction.tensors())
         if kind == "round":
             return self._round(meta, record, t)
         raise CoterieError(f"this site knows no task of kind '{kind}'; install the server's version of coterie.")
 
-    def _round(self, meta: Mapping[str, Any], payload: Record, t: int) -> Part:
+    def _round(self, meta: Mapping[str, Any], payload: Record, t: int) -> Parcel:
         do = meta.get("do") or []
         if any(word not in DO for word in do):
             raise CoterieError(f"a round may ask for {', '.join(DO)}, not for {do}.")
@@ -199,7 +200,7 @@ class _Desk:
         cohort = self.clients.at(t, ALONE)
         own = self._joined(cohort, payload) if newcomer else self._current(int(meta["merged"]), cohort, payload)
         received = payload if own.buffers is None else self.clients.receive(payload, own.buffers)
-        told: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         if "score" in do or "deploy" in do:
             cohort = cohort if newcomer else self.clients.at(t, ALONE)  # a newcomer's steps count from its arrival
             row = deploy(self.method, cohort, received, self._record(own))
@@ -207,18 +208,18 @@ class _Desk:
             if "deploy" in do:
                 self._write_model(row[0], scores, t, newcomer)
             if "score" in do:
-                told["scores"] = scores
+                facts["scores"] = scores
         sent: dict[str, Tensor] = {}
         if "local" in do:
             sent = self._train(received, own, t)
-            told |= {} if self.method.aggregator.private else {"n": self._n}
-        return wire.answer(meta, self.site.name, sent, **told)
+            facts |= {} if self.method.aggregator.private else {"n": self._n}
+        return wire.answer(meta, self.site.name, sent, **facts)
 
-    def _train(self, payload: Record, own: _Own, t: int) -> dict[str, Tensor]:
+    def _train(self, payload: Record, own: _KeptState, t: int) -> dict[str, Tensor]:
         cohort = self.clients.at(t, ALONE)
         upload, state = local(self.method, cohort, payload, self._record(own))
         kept = self.clients.kept_buffers(cohort)
-        self._save(own, _Own(t, state.tensors(), own.buffers if kept is None else kept))
+        self._save(own, _KeptState(t, state.tensors(), own.buffers if kept is None else kept))
         return self.clients.without_local_buffers(upload.tensors())
 
     @property
@@ -228,13 +229,7 @@ class _Desk:
     def _scores(self, cohort: Cohort, row: Tensor) -> dict[str, Any]:
         """Loss and accuracy by stage; how many samples they were taken on."""
         sizes = self.clients.federation.sizes
-        found: dict[str, Any] = {"samples": int(sizes("test")[0]), "validated": bool(sizes("val")[0])}
-        for stage, (test, val, steps) in score_rows(cohort, row).items():
-            found[stage] = {
-                "steps": int(steps[0]), "test": {name: float(v[0]) for name, v in test.items()},
-                "val": {name: float(v[0]) for name, v in val.items()},
-            }
-        return found
+        return told(score_rows(cohort, row), int(sizes("test")[0]), bool(sizes("val")[0]))
 
     # -- the client's own state ------------------------------------------------------------------------------------
 
@@ -242,15 +237,15 @@ class _Desk:
     def _path(self) -> Path:
         return self.folder / "state.safetensors"
 
-    def _record(self, own: _Own) -> Record:
+    def _record(self, own: _KeptState) -> Record:
         return record_class(self.method, self._type).of(own.tensors)
 
-    def _joined(self, cohort: Cohort, payload: Record) -> _Own:
-        state = self.method.join(cohort, payload)
+    def _joined(self, cohort: Cohort, payload: Record) -> _KeptState:
+        state = join(self.method, cohort, payload)
         self._type = type(state).__name__
-        return _Own(JOINED, state.tensors())
+        return _KeptState(JOINED, state.tensors())
 
-    def _current(self, merged: int, cohort: Cohort, payload: Record) -> _Own:
+    def _current(self, merged: int, cohort: Cohort, payload: Record) -> _KeptState:
         """The state after round `merged`, the last one of this site that the server has merged."""
         if not self._path.exists():
             own = self._joined(cohort, payload)
@@ -266,11 +261,11 @@ class _Desk:
             f"server from a newer checkpoint, or remove {self.folder} to join anew."
         )
 
-    def _save(self, before: _Own | None, after: _Own) -> None:
+    def _save(self, before: _KeptState | None, after: _KeptState) -> None:
         tensors: dict[str, Tensor] = {}
         for word, own in (("before", before), ("after", after)):
             if own is not None:
-                tensors |= {f"{word}.{name}": t for name, t in own.tensors.items()}
+                tensors |= checkpoint.prefixed(word, own.tensors)
                 tensors |= {} if own.buffers is None else {f"buffers.{word}": own.buffers}
         meta = {
             "experiment": self.job.experiment, "client": self.site.name, "type": self._type,
@@ -279,7 +274,7 @@ class _Desk:
         }
         checkpoint.save(self._path, tensors, meta)
 
-    def _load(self) -> tuple[_Own | None, _Own]:
+    def _load(self) -> tuple[_KeptState | None, _KeptState]:
         tensors, meta = checkpoint.load(self._path)
         if (meta["client"], meta["layout"]) != (self.site.name, self.clients.layout.digest):
             raise CoterieError(
@@ -289,10 +284,10 @@ class _Desk:
         self._type = meta["type"]
         device = self.clients.device
 
-        def own(word: str) -> _Own:
-            mine = {name[len(word) + 1 :]: t.to(device) for name, t in tensors.items() if name.startswith(word + ".")}
+        def own(word: str) -> _KeptState:
+            mine = {name: t.to(device) for name, t in checkpoint.part(tensors, word).items()}
             buffers = tensors.get(f"buffers.{word}")
-            return _Own(int(meta[word]), mine, None if buffers is None else buffers.to(device))
+            return _KeptState(int(meta[word]), mine, None if buffers is None else buffers.to(device))
 
         return None if meta["before"] is None else own("before"), own("after")
 

@@ -1,6 +1,6 @@
-"""What travels between server and sites: parts, each with tensors and a small json, and what both sides check of them.
+"""What travels between server and sites: parcels, each with tensors and a small json; what both sides check of them.
 
-A message holds one part for each experiment it serves. A part from the server carries
+A message holds one parcel for each experiment it serves. A parcel from the server carries
 
     protocol, kind, experiment, job, method, options, layout, round, number, population, record, do, merged, deadline
 
@@ -26,7 +26,7 @@ ECHOED = ("protocol", "kind", "experiment", "method", "layout", "round")
 
 
 @dataclass(frozen=True)
-class Part:
+class Parcel:
     """A json header and named tensors: what one experiment has to say in a message."""
 
     meta: dict[str, Any]
@@ -41,27 +41,27 @@ class Failure:
     reason: str
 
 
-def pack(parts: Sequence[Part]) -> tuple[dict[str, Tensor], str]:
+def pack(parcels: Sequence[Parcel]) -> tuple[dict[str, Tensor], str]:
     """Named tensors and one json text. A tensor of several messages stays one object, so it can be encoded once."""
-    tensors = {f"{k}:{name}": t for k, part in enumerate(parts) for name, t in part.tensors.items()}
-    return tensors, json.dumps([part.meta for part in parts])
+    tensors = {f"{k}:{name}": t for k, parcel in enumerate(parcels) for name, t in parcel.tensors.items()}
+    return tensors, json.dumps([parcel.meta for parcel in parcels])
 
 
-def unpack(tensors: Mapping[str, Tensor], text: str) -> list[Part]:
-    """The parts again; whatever is not of this form gets a sentence."""
+def unpack(tensors: Mapping[str, Tensor], text: str) -> list[Parcel]:
+    """The parcels again; whatever is not of this form gets a sentence."""
     try:
         metas = json.loads(text)
     except json.JSONDecodeError as reason:
         raise CoterieError(f"the message's header is no json ({reason}).") from reason
     if not isinstance(metas, list) or not all(isinstance(meta, dict) for meta in metas):
-        raise CoterieError("the message's header must be a list of parts.")
-    parts = [Part(meta) for meta in metas]
+        raise CoterieError("the message's header must be a list of parcels.")
+    parcels = [Parcel(meta) for meta in metas]
     for key, t in tensors.items():
         number, colon, name = key.partition(":")
-        if not colon or not number.isdigit() or int(number) >= len(parts):
-            raise CoterieError(f"the message holds a tensor '{key}' that belongs to no part.")
-        parts[int(number)].tensors[name] = t
-    return parts
+        if not colon or not number.isdigit() or int(number) >= len(parcels):
+            raise CoterieError(f"the message holds a tensor '{key}' that belongs to no parcel.")
+        parcels[int(number)].tensors[name] = t
+    return parcels
 
 
 def check_protocol(meta: Mapping[str, Any]) -> None:
@@ -78,13 +78,13 @@ def check_same(what: str, theirs: Any, ours: Any, consequence: str) -> None:
         raise CoterieError(f"the {what} differs: the other side has '{theirs}', this one '{ours}'; {consequence}.")
 
 
-def answer(task: Mapping[str, Any], site: str, tensors: Mapping[str, Tensor] | None = None, **meta: Any) -> Part:
+def answer(task: Mapping[str, Any], site: str, tensors: Mapping[str, Tensor] | None = None, **meta: Any) -> Parcel:
     """A site's answer to a task."""
     echoed = {name: task.get(name) for name in ECHOED}
-    return Part({**echoed, "protocol": PROTOCOL, "site": site, **meta}, dict(tensors or {}))
+    return Parcel({**echoed, "protocol": PROTOCOL, "site": site, **meta}, dict(tensors or {}))
 
 
-def check_answer(task: Mapping[str, Any], reply: Part, site: str) -> Failure | None:
+def check_answer(task: Mapping[str, Any], reply: Parcel, site: str) -> Failure | None:
     """What is wrong with an answer, if anything is."""
     meta = reply.meta
     if "error" in meta:

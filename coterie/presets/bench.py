@@ -1,9 +1,9 @@
 """Seconds per round: the published way against coterie, in one process, on the same federation, model and steps.
 
 The published way is what personalized-learning programs do: a loop over clients and models, a `DataLoader` over a list
-of tensors, eager SGD. Here it is an engine like any other (`Published`), so both ways run the same method object with
-the same batches. Before anything is timed, both train one round in float32 and their rows are compared; a difference
-beyond the tolerance ends the benchmark.
+of tensors, eager SGD. Here it is an engine like any other (`engine=reference`), so both ways run the same method object
+with the same batches. Before anything is timed, both train one round in float32 and their rows are compared; a
+difference beyond the tolerance ends the benchmark.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import torch
 from rich import box
 from rich.table import Table
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from coterie import registry
-from coterie.contract.net import Batch, Given
 from coterie.data import Federation
-from coterie.engine.stacked import Stacked, Work
+from coterie.engine.packing import Packed
+from coterie.engine.resident import Resident
 from coterie.errors import CoterieError
 from coterie.running.config import Training
 from coterie.running.experiment import Experiment
@@ -36,76 +35,8 @@ METHODS = ("fedavg", "fedrep:pfllib", "ditto", "fedfew:official,models=1", "fedf
 TOLERANCE = 1e-4
 
 
-class Published:
-    """Trains slot after slot with a DataLoader and eager SGD; whatever else it is asked for, the real engine does."""
-
-    def __init__(self, engine: Stacked) -> None:
-        self.engine = engine
-        self.module = copy.deepcopy(engine.net.module).train()
-        self.samples = list(zip(engine.x.cpu(), engine.y.cpu(), strict=True))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-    def train(
-        self, ids: Any, rows: Tensor, given: dict[str, Tensor], work: Work, lr: float, part: str = "all",
-        correct: Any = None, objective: Any = None, clip: float | None = None, watch: bool = True,
-    ) -> tuple[Tensor, Tensor]:
-        assert clip is None
-        copies = rows.shape[1] if rows.ndim == 3 else 1
-        plan, _ = self.engine._batches(ids, copies, work)
-        orders = {int(slot): plan.index[: plan.steps[p], p].tolist() for p, slot in enumerate(plan.order)}
-        out, losses = rows.reshape(-1, rows.shape[-1]).clone(), []
-        for slot in range(len(out)):
-            mine = {name: t[slot // copies] for name, t in given.items()}
-            batches = [[sample for sample in batch if sample >= 0] for batch in orders[slot]]
-            losses.append(self.fit(out[slot], batches, mine, lr, part, correct, objective))
-        return out.view(rows.shape), torch.tensor(losses, device=rows.device).view(rows.shape[:-1])
-
-    def loop(self, *given: Any) -> Any:
-        raise CoterieError("this method trains by steps of its own; the published way here is plain SGD.")
-
-    def fit(
-        self, row: Tensor, batches: list[list[int]], given: dict[str, Tensor], lr: float, part: str, correct: Any,
-        objective: Any,
-    ) -> float:
-        """One client's SGD from `row [D]`, in place; returns the mean loss over the batches."""
-        layout, module = self.engine.layout, self.module
-        trained = {entry.name for entry in layout.within(part) if entry.trainable}
-        views = layout.views(row)
-        anchors = {name: layout.views(t) for name, t in given.items() if t.shape == row.shape}
-        parameters = dict(module.named_parameters())
-        with torch.no_grad():
-            for name, tensor in module.state_dict().items():
-                tensor.copy_(views[name])
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(name in trained)
-        optimizer = torch.optim.SGD([p for p in parameters.values() if p.requires_grad], lr=lr)
-        loader: DataLoader[Any] = DataLoader(self.samples, batch_sampler=batches)  # type: ignore[arg-type]
-        total, count = 0.0, 0
-        for x, y in loader:
-            x, y = x.to(row.device), y.to(row.device)
-            optimizer.zero_grad()
-            if objective is None:
-                loss = self.engine.net.task.loss(module(x), y).mean()
-            else:
-                whole = Batch(x, y, torch.ones(len(y), device=row.device), torch.zeros((), dtype=torch.int64))
-                loss = objective(self.engine.net, parameters | dict(module.named_buffers()), whole, Given(**given))
-            loss.backward()  # type: ignore[no-untyped-call]
-            if correct is not None:
-                for name in trained:
-                    near = Given(**{g: v[name] for g, v in anchors.items()})
-                    parameters[name].grad = correct(parameters[name].grad, parameters[name].detach(), near)
-            optimizer.step()
-            total, count = total + loss.item() * len(y), count + len(y)
-        with torch.no_grad():
-            for name, tensor in module.state_dict().items():
-                views[name].copy_(tensor)
-        return total / max(count, 1)
-
-
 @dataclass(frozen=True)
-class Case:
+class Contest:
     """What is timed: one method on one federation and model."""
 
     method: str
@@ -117,11 +48,10 @@ class Case:
     options: dict[str, Any]  # further options of Training, e.g. engine or kernels
 
     def built(self, precision: str, published: bool = False) -> Simulation:
-        training = Training(batch=self.batch, lr=self.lr, precision=precision, device=self.device, **self.options)  # type: ignore[arg-type]
-        simulation = Simulation(registry.method(self.method), self.factory, self.federation, training)
-        if published:
-            simulation.engine = Published(simulation.engine)  # type: ignore[assignment]
-        return simulation
+        """A simulation of the contest, the published way or coterie's."""
+        further = {**self.options, "engine": "reference"} if published else self.options
+        training = Training(batch=self.batch, lr=self.lr, precision=precision, device=self.device, **further)  # type: ignore[arg-type]
+        return Simulation(registry.method(self.method), self.factory, self.federation, training)
 
 
 @dataclass(frozen=True)
@@ -173,33 +103,34 @@ def rows_of(simulation: Simulation) -> Tensor:
     return torch.cat([t.flatten().double().cpu() for t in held if t.is_floating_point()])
 
 
-def apart(case: Case) -> float:
+def apart(contest: Contest) -> float:
     """The relative distance of the two ways' states after one round in float32."""
     ends = []
     for published in (False, True):
-        simulation = case.built("float32", published)
+        simulation = contest.built("float32", published)
         simulation.round()
         ends.append(rows_of(simulation))
     return float((ends[0] - ends[1]).norm() / ends[1].norm())
 
 
-def work_of(case: Case) -> dict[str, float]:
+def work_of(contest: Contest) -> dict[str, float]:
     """Samples, FLOP and the fewest bytes of a round: weights read twice and written once a step, and every layer's
     output written and read once forward and once backward."""
-    simulation = case.built("float32")
+    simulation = contest.built("float32")
     seen: list[tuple[int, int]] = []  # (slots * batches, samples) of every training call
     engine = simulation.engine
-    inner = engine._batches
+    assert isinstance(engine, Resident)
+    inner = engine.batches
 
-    def counted(ids: Any, copies: int, work: Work, stream: int = 0) -> Any:
-        plan, keys = inner(ids, copies, work, stream)
-        seen.append((int(plan.steps.sum()), int((plan.index >= 0).sum())))
-        return plan, keys
+    def counted(*given: Any, **options: Any) -> tuple[Packed, Tensor]:
+        packed, keys = inner(*given, **options)
+        seen.append((int(packed.steps.sum()), int((packed.index >= 0).sum())))
+        return packed, keys
 
-    engine._batches = counted  # type: ignore[method-assign]
+    engine.batches = counted  # type: ignore[method-assign]
     simulation.round()
     module = copy.deepcopy(engine.net.module).train()
-    x = engine.x[: case.batch or len(engine.x)]
+    x = engine.x[: contest.batch or len(engine.x)]
     outputs: list[int] = []
     hooks = [m.register_forward_hook(lambda _, __, out: outputs.append(out.numel()))
              for m in module.modules() if not list(m.children())]
@@ -232,30 +163,30 @@ def ceilings(device: str) -> tuple[float, float]:
 
 
 def measure(
-    case: Case, precisions: Sequence[str], rates: tuple[float, float], rounds: int = 5, published_rounds: int = 1
+    contest: Contest, precisions: Sequence[str], rates: tuple[float, float], rounds: int = 5, published_rounds: int = 1
 ) -> Iterable[Timing]:
-    """Check that both ways agree, then time one case in every precision."""
-    distance = apart(case)
+    """Check that both ways agree, then time one contest in every precision."""
+    distance = apart(contest)
     if not distance <= TOLERANCE:
-        raise CoterieError(f"{case.method}: the two ways differ by {distance:.1e} after a round; nothing is timed.")
-    load = work_of(case)
+        raise CoterieError(f"{contest.method}: the two ways differ by {distance:.1e} after a round; nothing is timed.")
+    load = work_of(contest)
     floor = max(load["flop"] / rates[1], load["bytes"] / rates[0])
-    slow = case.built("float32", published=True)  # `apart` has warmed it up
+    slow = contest.built("float32", published=True)  # `apart` has warmed it up
     for precision in precisions:
-        if case.device == "cuda":
+        if contest.device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        fast = case.built(precision)
-        first = timed(fast.round, case.device, 1)
+        fast = contest.built(precision)
+        first = timed(fast.round, contest.device, 1)
         base, mine = [], []
         for turn in range(published_rounds):  # in turn, so that other work on the machine meets both
-            base.append(timed(slow.round, case.device, 1))
-            mine += [timed(fast.round, case.device, 1) for _ in range(turn, rounds, published_rounds)]
+            base.append(timed(slow.round, contest.device, 1))
+            mine += [timed(fast.round, contest.device, 1) for _ in range(turn, rounds, published_rounds)]
         seconds = median(mine)
         yield Timing(
-            registry.spelling(registry.method(case.method)), precision, distance, median(base), first, seconds,
+            registry.spelling(registry.method(contest.method)), precision, distance, median(base), first, seconds,
             load["samples"] / seconds, load["flop"] / seconds, load["bytes"] / seconds / rates[0], seconds / floor,
-            torch.cuda.max_memory_allocated() if case.device == "cuda" else _resident(),
+            torch.cuda.max_memory_allocated() if contest.device == "cuda" else _resident(),
         )
 
 
@@ -270,8 +201,8 @@ def run(experiment: Experiment, federation: Federation, watch: Callable[[str], N
     found: list[Timing] = []
     for method in experiment.methods:
         watch(method)
-        case = Case(method, federation, factory, training.batch, training.lr, kind, further)
-        found += measure(case, precisions, rates, rounds=10, published_rounds=3)
+        contest = Contest(method, federation, factory, training.batch, training.lr, kind, further)
+        found += measure(contest, precisions, rates, rounds=10, published_rounds=3)
     return found
 
 

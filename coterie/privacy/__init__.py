@@ -1,1 +1,1 @@
-"""Client-level differential privacy: what rounds cost, and the noisy mean that the server sees."""
+"""Client-level differential privacy: what rounds cost in epsilon, and the streams of noise and sampling."""

@@ -50,6 +50,16 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, meta
 
 
+def prefixed(word: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one record as a checkpoint of several names them: `row` of `server` is `server.row`."""
+    return {f"{word}.{name}": t for name, t in tensors.items()}
+
+
+def part(tensors: Mapping[str, Tensor], word: str) -> dict[str, Tensor]:
+    """The tensors of one record again."""
+    return {name.removeprefix(f"{word}."): t for name, t in tensors.items() if name.startswith(f"{word}.")}
+
+
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """sha256 over names, shapes and bytes: equal for bit-identical states only."""
     total = hashlib.sha256()

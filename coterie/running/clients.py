@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from coterie import streams
 from coterie.contract import records
-from coterie.contract.cohort import Cohort, Init, Local
+from coterie.contract.cohort import Cohort, Init, LocalTraining, Members
+from coterie.contract.engine import Engine, FloatArray, IntArray
 from coterie.contract.method import Method
-from coterie.contract.net import Net, PerSample, Task
+from coterie.contract.net import PerSample, Task
 from coterie.contract.records import Record, Upload
 from coterie.data import Federation
-from coterie.engine import convolution, trial
-from coterie.engine.direct import Chain
-from coterie.engine.packing import IntArray
-from coterie.engine.stacked import Stacked
+from coterie.engine import choose
+from coterie.engine.arithmetic import Arithmetic
 from coterie.errors import CoterieError
 from coterie.evaluation.stages import ADAPTED, SEEN
 from coterie.running.config import Training
@@ -38,7 +36,7 @@ class Clients:
         loss: PerSample | None = None, choices: dict[str, Any] | None = None, twin: Clients | None = None,
         population: int | None = None, first: int = 0,
     ) -> None:
-        """`twin` holds clients of the same family of methods: its engine serves both where the module is the same.
+        """`twin` holds clients of a method kin to this one: its engine serves both where the module is the same.
 
         `population` is how many clients the run has, if more than are here, and `first` the number of the first here.
         """
@@ -46,25 +44,22 @@ class Clients:
         self.federation = federation if method.validation else federation.without_validation()
         self.population = self.federation.population if population is None else population
         self.device = device(training.device)
-        self.dtype = torch.float64 if training.precision == "float64" else torch.float32
-        _set_precision(training.precision)
-        convolution.enabled = training.kernels
+        self.dtype = Arithmetic(training.precision).dtype
         self.init = Init(
             model, method.wrap, training.seed, head, self.dtype, self.device,
             self.federation.arrived(0) if population is None else population, self.federation.classes,
         )
         self.layout = self.init.layout
-        self.engine: Stacked
+        self.engine: Engine
         self.choices: dict[str, Any]
         if twin is not None and self._like(twin, choices or {}):
             self.choices, self.engine = dict(twin.choices), twin.engine
         else:
-            task = Task.of(federation.classes, loss)
-            net = Net(self.init.module, self.layout, task, bf16=training.precision == "bf16")
-            net.module.to(self.device)
-            self.choices = self._choose(net, choices or {})
-            chain = Chain.of(net, self.federation.x, self.device, self.dtype) if "direct" in self.choices else None
-            self.engine = Stacked(net, self.federation, self.device, self.dtype, chain=chain, capture=training.capture)
+            self.engine, self.choices = choose.build(
+                self.init, Task.of(federation.classes, loss), self.federation, self.device, engine=training.engine,
+                precision=training.precision, kernels=training.kernels, capture=training.capture, batch=training.batch,
+                several=self.population > 1, earlier=choices,
+            )
         self._names = streams.integers("client", self.federation.names)
         self._histogram = self.federation.histogram("train")  # [clients, classes]
 
@@ -75,14 +70,16 @@ class Clients:
 
     # -- cohorts and what travels ---------------------------------------------------------------------------------
 
-    def at(self, t: int, ids: IntArray, work: np.ndarray[Any, np.dtype[np.float64]] | None = None) -> Cohort:
-        """These clients as a cohort of round t."""
+    def at(
+        self, t: int, ids: IntArray, pace: FloatArray | None = None, local: LocalTraining | None = None
+    ) -> Cohort:
+        """These clients as a cohort of round t; `local` is what they do there, unless it is the run's training."""
         training = self.training
-        local = Local(training.batch, training.epochs, training.steps, training.lr_at(t))
-        return Cohort(
-            self.engine, ids, self.init, training.seed, t, local, self.federation.classes, self._histogram[ids],
-            self._names[ids], work, training.buffers == "server", ids + self.first,
-        )
+        planned = LocalTraining(training.batch, training.epochs, training.steps, training.lr_at(t))
+        return Cohort(self.engine, Members(
+            places=ids, numbers=ids + self.first, names=self._names[ids], histogram=self._histogram[ids], round=t,
+            local=local or planned, inits=(self.init,), pace=pace, frozen_buffers=training.buffers == "server",
+        ))
 
     def receive(self, payload: Record, own: Tensor) -> Record:
         """A payload `[C, ...]` whose models have the clients' own buffers `[C, (K,) B]`, with buffers=local."""
@@ -123,55 +120,6 @@ class Clients:
             rows = t[0].numel() // self.layout.size if t.shape[-1:] == (self.layout.size,) else 0
             travel[name] = size - rows * at_home * t.element_size()
         return travel
-
-    # -- the engine -----------------------------------------------------------------------------------------------
-
-    def _choose(self, net: Net, choices: dict[str, Any]) -> dict[str, Any]:
-        """Stack or loop, decided once and kept with the run."""
-        x, y = self._samples(2)
-        one = self.federation.clients == 1 and not choices and self.training.engine in ("auto", "direct")
-        if one and self._directly(net, choices):  # nothing to decide; torch.func, slow to start, may never be needed
-            net.probe(self.init.row, x, y, gradient_too=False)
-            return {"engine": "stack", "direct": True}
-        reason = net.probe(self.init.row, x, y)
-        if self.training.engine == "stack" and reason is not None:
-            raise CoterieError(f"the model cannot be stacked ({reason}); use engine=loop or engine=auto.")
-        chosen: dict[str, Any] = {}
-        if "engine" in choices:
-            net.stacked = choices["engine"] == "stack"
-            chosen |= {name: choices[name] for name in ("milliseconds",) if name in choices}
-        elif self.training.engine == "loop":
-            net.stacked = False
-        elif self.training.engine != "stack" and reason is None and self.device.type == "cpu" and self.population > 1:
-            took = trial.times(net, self.init.row, *self._samples(self.training.batch or len(self.federation.x)))
-            net.stacked = took["looped"] >= trial.CLEAR * took["stacked"]
-            chosen["milliseconds"] = took
-        chosen["engine"] = "stack" if net.stacked else "loop"
-        if self._directly(net, choices):
-            chosen["direct"] = True
-        if reason is not None:
-            chosen["reason"] = f"the model cannot be stacked: {reason}"
-        return chosen
-
-    def _samples(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first samples of the data, at most `count`."""
-        first = int(self.federation.bounds[0, 0])
-        x, y = (t[first : first + count].to(self.device) for t in (self.federation.x, self.federation.y))
-        return tuple(t.to(self.dtype) if t.is_floating_point() else t for t in (x, y))  # type: ignore[return-value]
-
-    def _directly(self, net: Net, choices: dict[str, Any]) -> bool:
-        """Whether plain training differentiates the model by hand."""
-        if choices:
-            return bool(choices.get("direct"))
-        if self.training.engine in ("stack", "loop"):
-            return False
-        found = Chain.of(net, self.federation.x, self.device, self.dtype) is not None
-        if self.training.engine == "direct" and not found:
-            raise CoterieError(
-                "engine=direct needs a chain of linear layers, convolutions, ReLU and max pooling (convolutions on a "
-                "GPU in tf32 or bf16 only); use engine=auto."
-            )
-        return found
 
 
 # -- what clients compute: `function(method, cohort, *records)`, see `running.joint` ----------------------------------
@@ -237,8 +185,3 @@ def device(name: str) -> torch.device:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise CoterieError("device=cuda was asked for but PyTorch sees no CUDA device; use device=cpu or auto.")
     return found
-
-
-def _set_precision(precision: str) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = precision in ("tf32", "bf16")
-    torch.backends.cudnn.allow_tf32 = precision in ("tf32", "bf16")

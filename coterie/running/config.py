@@ -21,6 +21,8 @@ class Training:
         "communicationrounds": "rounds",
     }
     """What others call an option, without `_` and `-`."""
+    FORMER: ClassVar[Mapping[str, str]] = {"join": "together"}
+    """What older versions called an option; their run folders and files are still read."""
     LISTED: ClassVar[str] = (
         "`coterie options` lists the training options with their meaning, `coterie methods NAME` a method's."
     )
@@ -65,14 +67,15 @@ class Training:
     """Where the clients' own states are kept: with the computation, in host memory, or in files of the temporary folder
     (TMPDIR). auto takes the device when everybody takes part each round and a quarter of its free memory holds them,
     otherwise the host, and the disk when half of the free host memory does not."""
-    engine: Literal["auto", "direct", "stack", "loop"] = "auto"
+    engine: Literal["auto", "direct", "stack", "loop", "reference"] = "auto"
     """stack trains clients together, loop one after another; direct is a stack whose plain training is differentiated
-    by hand, for chains of layers. auto takes direct where it can, and the faster of the other two elsewhere."""
+    by hand, for chains of layers. auto takes direct where it can, and the faster of the other two elsewhere. reference
+    is the plain way, slow and easy to read: a DataLoader and torch.optim.SGD for one client after another."""
     kernels: bool = True
     """Convolutions of a stack by coterie's own GPU kernels (tf32 and bf16); false leaves them to PyTorch."""
     capture: bool = True
     """Steps on a GPU as CUDA graphs, captured once and replayed; false launches every operation from Python."""
-    join: Literal["auto", "on", "off"] = "auto"
+    together: Literal["auto", "on", "off"] = "auto"
     """Runs of a comparison that differ in seed, aggregator or numbers of the method: one stack (on) or one run after
     another (off); auto joins them where the model is small enough for it to pay."""
     checkpoint_every: int = 10

@@ -12,34 +12,22 @@ as that client's own; anywhere else its use raises, and the work is then done ru
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_args
+from typing import Any, Generic, NoReturn, TypeVar, get_args
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from coterie import memory, streams
 from coterie.contract import records
-from coterie.contract.cohort import Cohort, GivenLike, Init
+from coterie.contract.cohort import Cohort, GivenLike, Members
 from coterie.contract.method import Method
 from coterie.contract.records import Record, Upload
 from coterie.errors import CoterieError
 from coterie.options import options
 
-if TYPE_CHECKING:
-    from coterie.running.simulation import Simulation
-
 T = TypeVar("T")
-
-PAYS = {"cpu": 4e7, "cuda": 4e9}
-"""A run's clients are joined by other runs' if one step of all of them takes at most so many FLOP: below that, a step
-costs mostly what it costs to start it."""
-MOST = 1024
-"""Clients in one joined stack at most, however much memory is free; further runs wait for their turn."""
 
 
 @dataclass(frozen=True)
@@ -73,21 +61,22 @@ class Settle:
 
 
 Request = Call | Settle
-Work = Generator[Request, Any, T]
+Course = Generator[Request, Any, T]
+"""The course of a run: it asks for what its clients compute, and is sent the answers."""
 
 
-def alone(work: Work[T]) -> T:
-    """Do the work of one run to its end."""
-    step: Callable[[], Request] = partial(next, work)
+def alone(course: Course[T]) -> T:
+    """One run to its end."""
+    step: Callable[[], Request] = partial(next, course)
     while True:
         try:
             request = step()
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         try:
-            step = partial(work.send, request.compute())
+            step = partial(course.send, request.compute())
         except Exception as reason:
-            step = partial(work.throw, reason)
+            step = partial(course.throw, reason)
 
 
 class Stack(Generic[T]):
@@ -106,7 +95,7 @@ class Stack(Generic[T]):
         self.joined = 0  # calls that were computed together so far
         self._tried: set[Hashable] = set()
 
-    def run(self, runs: Sequence[Work[T]]) -> list[T]:
+    def run(self, runs: Sequence[Course[T]]) -> list[T]:
         """All runs to their end; their results in order."""
         waiting: dict[int, Request] = {}
         ended: dict[int, T] = {}
@@ -150,7 +139,7 @@ class Stack(Generic[T]):
             room[kind] -= clients
         return [(kind, group) for kind, groups in kinds.items() for group in groups]
 
-    def _answers(self, kind: Hashable, requests: list[Request]) -> list[Callable[[Work[T]], Callable[[], Request]]]:
+    def _answers(self, kind: Hashable, requests: list[Request]) -> list[Callable[[Course[T]], Callable[[], Request]]]:
         """What each run goes on with: its answer, or the error that its work raised."""
         first = requests[0]
         if isinstance(first, Settle):
@@ -171,7 +160,7 @@ class Stack(Generic[T]):
                 return [partial(_answer, answer) for answer in answers]
         if all(call.method == calls[0].method for call in calls):
             return [_done_or_failed(call) for call in calls]
-        found: dict[int, Callable[[Work[T]], Callable[[], Request]]] = {}  # the seeds of each method may still fit
+        found: dict[int, Callable[[Course[T]], Callable[[], Request]]] = {}  # the seeds of each method may still fit
         for method in dict.fromkeys(call.method for call in calls):
             places = [place for place, call in enumerate(calls) if call.method == method]
             parts = self._answers((kind, method), [calls[place] for place in places])
@@ -179,15 +168,15 @@ class Stack(Generic[T]):
         return [found[place] for place in range(len(calls))]
 
 
-def _answer(answer: Any, work: Work[T]) -> Callable[[], Request]:
-    return partial(work.send, answer)
+def _answer(answer: Any, course: Course[T]) -> Callable[[], Request]:
+    return partial(course.send, answer)
 
 
-def _failure(reason: Exception, work: Work[T]) -> Callable[[], Request]:
-    return partial(work.throw, reason)
+def _failure(reason: Exception, course: Course[T]) -> Callable[[], Request]:
+    return partial(course.throw, reason)
 
 
-def _done_or_failed(call: Call) -> Callable[[Work[T]], Callable[[], Request]]:
+def _done_or_failed(call: Call) -> Callable[[Course[T]], Callable[[], Request]]:
     try:
         return partial(_answer, call.compute())
     except Exception as reason:
@@ -198,8 +187,8 @@ def _done_or_failed(call: Call) -> Callable[[Work[T]], Callable[[], Request]]:
 
 
 @cache
-def family(method: Hashable) -> Hashable:
-    """Methods with the same family differ in the aggregator and in numbers at most, and train the same module."""
+def kin(method: Hashable) -> Hashable:
+    """Methods with the same kin differ in the aggregator and in numbers at most, and train the same module."""
     assert isinstance(method, Method)
     cls: Any = type(method)
     free = {"aggregator", *(_numbers(cls) if cls.wrap is Method.wrap else ())}
@@ -221,10 +210,7 @@ def _kind(request: Request) -> Hashable:
     shapes = tuple(
         (type(record), *((n, t.shape[1:], t.dtype) for n, t in record.tensors().items())) for record in request.records
     )
-    return (
-        request.function, family(request.method), id(cohort._engine), cohort._local, cohort._frozen_buffers,
-        cohort._work is None, cohort.round == 0, shapes,  # in round 0 methods may do what they do never again
-    )
+    return request.function, kin(request.method), id(cohort.engine), cohort.members.alike, shapes
 
 
 # -- one cohort of several runs ---------------------------------------------------------------------------------------
@@ -313,7 +299,7 @@ class Varying:
 
 
 @dataclass(frozen=True)
-class _Own:
+class _WithOwnValues:
     """A function of the method, written for one client, that finds the client's own values in `given`."""
 
     function: Callable[..., Any]
@@ -330,23 +316,9 @@ class Joined(Cohort):
     """The clients of several runs as one cohort: seeds, initial rows and differing values are each client's own."""
 
     def __init__(self, cohorts: Sequence[Cohort], method: Method, values: Mapping[str, Tensor]) -> None:
-        one = cohorts[0]
-        work = [cohort._work for cohort in cohorts if cohort._work is not None]
-        seeds = [torch.full((c.size,), streams.signed(c._seed)) for c in cohorts if isinstance(c._seed, int)]
-        super().__init__(
-            one._engine, np.concatenate([c._ids for c in cohorts]), one._init, torch.cat(seeds), one.round, one._local,
-            one.classes, np.concatenate([c._histogram for c in cohorts]), np.concatenate([c._names for c in cohorts]),
-            np.concatenate(work) if work else None, one._frozen_buffers, np.concatenate([c._numbers for c in cohorts]),
-        )
-        self._cohorts, self._method = cohorts, method
-        self._values = {name: t.to(one._engine.device) for name, t in values.items()}
-
-    @property
-    def init(self) -> Init:
-        raise CoterieError("the runs of a joined cohort start from rows of their own; use cohort.assemble.")
-
-    def _fresh(self) -> Tensor:
-        return torch.cat([cohort._fresh() for cohort in self._cohorts])
+        super().__init__(cohorts[0].engine, Members.together([cohort.members for cohort in cohorts]))
+        self._method = method
+        self._values = {name: t.to(self.engine.device) for name, t in values.items()}
 
     # What follows hands each client its own values, where functions of the method are written for one client.
 
@@ -370,58 +342,14 @@ class Joined(Cohort):
 
     def _own(self, function: Any) -> Any:
         bound = getattr(function, "__self__", None) is self._method and self._values
-        return _Own(function.__func__, self._method, tuple(self._values)) if bound else function
+        return _WithOwnValues(function.__func__, self._method, tuple(self._values)) if bound else function
 
     def _with_values(self, given: GivenLike) -> GivenLike:
         if not self._values:
             return given
-        dtype = self._engine.dtype
+        dtype = self.engine.dtype
         named = given.tensors() if isinstance(given, Record) else dict(given or {})
         return {**named, **{f"method.{name}": t.to(dtype) for name, t in self._values.items()}}
 
     def _rate(self, lr: Any) -> Any:
         return self._values[lr.name] if isinstance(lr, Varying) else lr
-
-
-# -- where it pays ----------------------------------------------------------------------------------------------------
-
-
-def pays(simulation: Simulation) -> tuple[bool, str]:
-    """Whether further runs like this one should join its stack, and why."""
-    training, engine = simulation.training, simulation.engine
-    if training.join != "auto":
-        return training.join == "on", f"join={training.join}"
-    if not engine.net.stacked and engine.chain is None:
-        return False, "the model is not stacked"
-    if engine.device.type == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in engine.net.module.modules()):
-        return False, "convolutions on a CPU"  # a stack of them takes as long as one after another
-    flop, most = step_flop(simulation), PAYS.get(engine.device.type, 0.0)
-    wanted = flop <= most
-    return wanted, f"a step of all clients takes {flop:.1e} FLOP, {'at most' if wanted else 'more than'} {most:.0e}"
-
-
-def step_flop(simulation: Simulation) -> float:
-    """FLOP of one local step of all clients of a round, forward and backward; at least 6 for each weight and sample."""
-    from torch.utils.flop_counter import FlopCounterMode  # half a second, which a site's process need not spend
-
-    training, engine = simulation.training, simulation.engine
-    module, x = copy.deepcopy(simulation.init.module).eval(), simulation.federation.x[:1]  # on the host
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        module(x.to(next(module.parameters()).dtype) if x.is_floating_point() else x)
-    batch = training.batch or float(engine.sizes(simulation.federation.seen, "train").mean())
-    slots = max(1.0, training.participation * simulation.population) * _models(simulation)
-    return float(slots * batch * max(3 * counter.get_total_flops(), 6 * simulation.layout.size))
-
-
-def most_clients(simulation: Simulation) -> int:
-    """How many clients of all joined runs together are computed at once."""
-    if simulation.training.wave:
-        return simulation.training.wave
-    free = memory.free(simulation.device) // 2
-    return max(1, min(MOST, free // simulation.client_bytes(_models(simulation))))
-
-
-def _models(simulation: Simulation) -> int:
-    """Models a client works on: as many as it is sent, at least one."""
-    sent = records.bytes_each(simulation._payload(simulation.server, np.arange(1)).tensors())
-    return max(1, sum(sent.values()) // (simulation.layout.size * simulation.dtype.itemsize))

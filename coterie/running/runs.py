@@ -21,11 +21,13 @@ from coterie.evaluation.score import Evaluation
 from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import validation_score
 from coterie.options import build, respelled
-from coterie.running import checkpoint, server
+from coterie.running import checkpoint
 from coterie.running.config import Training
 from coterie.running.folder import Folder
-from coterie.running.joint import Settle, Stack, Work, alone, family, most_clients, pays
+from coterie.running.joint import Course, Settle, Stack, alone, kin
+from coterie.running.pays import most_clients, pays
 from coterie.running.result import Result
+from coterie.running.server import Server
 from coterie.running.simulation import ModelLike, Simulation
 from coterie.running.spec import RunSpec
 
@@ -177,7 +179,7 @@ class Prepared:
                 self.reason = self.reason or one.built.simulation.choices.get("reason", "")
             else:
                 layout = Simulation.layout_of(method, self._shared.model, self._shared.head)
-                server.check(method, self._shared.federation.arrived(0), layout)
+                Server.refuse_early(method, self._shared.federation.arrived(0), layout)
 
     @property
     def spelling(self) -> str:
@@ -198,7 +200,7 @@ class Prepared:
             if one.finished and one.folder is not None:
                 results[number] = one.folder.result()
             else:
-                families.setdefault(family(one.method), []).append(number)
+                families.setdefault(kin(one.method), []).append(number)
         for numbers in families.values():
             done = _side_by_side([self._wanted[number] for number in numbers], self._shared, watch)
             results |= zip(numbers, done, strict=True)
@@ -206,7 +208,7 @@ class Prepared:
 
 
 def _side_by_side(wanted: Sequence[_Wanted], shared: _Shared, watch: Watch | None) -> Iterator[Result]:
-    """Runs of one family of methods to their ends: as one stack where that pays, otherwise one after another."""
+    """Runs of methods that are kin to their ends: as one stack where that pays, otherwise one after another."""
     left = list(wanted)
     while left:
         first = left[0].built or left[0].build(shared)
@@ -253,7 +255,7 @@ class _Driver:
             self.folder.restart()
         self.history, self.rounds = self.folder.history(), self.folder.rounds()
 
-    def drive(self, stopped: Callable[[], bool], watch: Watch | None) -> Work[Result]:
+    def drive(self, stopped: Callable[[], bool], watch: Watch | None) -> Course[Result]:
         """The whole run; what its clients compute is asked for by `yield`."""
         simulation, self.watch = self.simulation, watch
         self._open()
@@ -282,7 +284,7 @@ class _Driver:
             self.folder.finish({"rounds": simulation.rounds_done, "seconds": result.seconds, "rows_sha256": rows})
         return result
 
-    def _round(self) -> Work[None]:
+    def _round(self) -> Course[None]:
         start = time.perf_counter()
         done = yield from self.simulation.rounding()
         beside = yield Settle(self.simulation.device, done.round)
@@ -291,13 +293,13 @@ class _Driver:
             self.folder.append_round(self.rounds[-1])
         self._tell()
 
-    def _evaluate_when_due(self) -> Work[None]:
+    def _evaluate_when_due(self) -> Course[None]:
         t = self.simulation.rounds_done
         due = t % self.training.evaluate_every == 0 or t == self.training.rounds
         if due and not (self.history and self.history[-1].round == t):
             yield from self._evaluate()
 
-    def _evaluate(self) -> Work[None]:
+    def _evaluate(self) -> Course[None]:
         self.history.append((yield from self.simulation.evaluating()))
         if self.folder is not None:
             self.folder.append_evaluation(self.history[-1], _arrivals(self.simulation.federation))

@@ -1,11 +1,11 @@
-"""The server side of a run, written once for the simulation and for Flower: who is asked, and what a merge does."""
+"""The server of a run, written once for the simulation, Flower's rounds and whoever opens a checkpoint."""
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,55 +13,187 @@ from torch import Tensor
 
 from coterie import streams
 from coterie.contract import records
-from coterie.contract.algebra import between, cosines, opposing
+from coterie.contract.cohort import Init
+from coterie.contract.engine import IntArray
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
-from coterie.contract.records import Nothing, Record
-from coterie.engine.packing import IntArray
+from coterie.contract.records import Each, Record, Upload
 from coterie.errors import CoterieError
-from coterie.privacy.guard import Guard, lot
+from coterie.privacy.noise import lot
+from coterie.running import checkpoint
 from coterie.running.config import Training
+from coterie.running.guard import Guard
+from coterie.running.round import seen
 
-COMPARED = 256
-"""Participants of a round whose updates are compared pair by pair, at most."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """What one round did, for the record."""
-
-    round: int
-    participants: int
-    dropped: int
-    down: dict[str, int]  # bytes per client, by payload field
-    up: dict[str, int]  # bytes per client, by upload field
-    report: dict[str, Any]
+STATE, CLIP = "server", "privacy.clip"
+"""What a checkpoint calls the server's tensors (`server.row`, ...) and the clip of a private run."""
 
 
-def check(method: Method, population: int, layout: Layout) -> None:
-    """Raise if the method or its aggregator cannot work with so many clients or this model."""
-    method.check(population, layout)
-    plugged = method.aggregator
-    if population < plugged.minimum:
-        raise CoterieError(
-            f"the aggregator {plugged.name} needs at least {plugged.minimum} clients; there are {population}."
-        )
+class Server:
+    """One run's server: the method's state, and everything that is done to it. It never holds a client's data.
 
+    `Server(...)` starts, and refuses what cannot run. At every arrival clients get `hello`, and `admitted` gives the
+    server that knows them too. Each round some are `selected`, receive their `payload` (one by one: `payloads`), and
+    what they upload is merged. `tensors` and `meta` are its part of a checkpoint, and `restore` reads it again.
 
-def check_buffers(method: Method, server: Record, payload: Record, layout: Layout, training: Training) -> None:
-    """Raise if clients are to keep their own buffers but the `payload` holds no whole models to put them in."""
-    if training.buffers != "local" or not layout.within("buffers") or not server.tensors():
-        return
-    if not any(t.shape[-1:] == (layout.size,) for t in payload.tensors().values()):
-        raise CoterieError(
-            f"buffers=local needs a method that exchanges whole models; {method.name} exchanges a part of it: "
-            "leave buffers=average and name the buffers among what stays with the client (personal=head+buffers)."
-        )
+    A checkpoint is enough to serve newcomers and to export the server's models:
 
+        tensors, meta = checkpoint.load(folder.checkpoint)
+        server = Server.restored(method, init, training, tensors, meta)
+        server.state                               # what the method calls the server, e.g. for few() and fallback()
+        arrival.each_alone(server, cohort, number) # the rows of newcomers, see there
+    """
 
-def asked(training: Training, population: int) -> int:
-    """How many clients are asked in a round."""
-    return max(1, round(training.participation * population))
+    def __init__(self, method: Method, init: Init, training: Training, state: Record | None = None) -> None:
+        """A new run's server for `init.population` clients, or one that has this state already."""
+        self.method, self.init, self.training = method, init, training
+        self.layout, self.device = init.layout, init.row.device
+        if state is None:
+            self.refuse_early(method, init.population, init.layout)
+        self.guard = Guard.of(method, training, init.population)
+        self.nobody: dict[str, Tensor] = {}  # the uploads of no client `[0, ...]`, with privacy on
+        self.state: Record = method.start(init) if state is None else state
+
+    @staticmethod
+    def refuse_early(method: Method, population: int, layout: Layout) -> None:
+        """Raise if the method or its aggregator cannot work with so many clients or this model; nothing is built."""
+        method.check(population, layout)
+        plugged = method.aggregator
+        if population < plugged.minimum:
+            raise CoterieError(
+                f"the aggregator {plugged.name} needs at least {plugged.minimum} clients; there are {population}."
+            )
+
+    # -- arrival ---------------------------------------------------------------------------------------------------
+
+    def hello(self) -> Record:
+        """What clients are told before they introduce themselves, alike for all."""
+        told: Record = self.method.hello(self.state)
+        return told
+
+    def admitted(self, ids: Tensor, introductions: Upload) -> Self:
+        """The server that knows these clients too; this one stays as it is.
+
+        For clients that take part from now on it takes this one's place; for unseen ones it is used and thrown away.
+        """
+        if self.guard is not None:
+            self.guard.meet(introductions.tensors())
+        other = copy.copy(self)
+        other.state = self.method.admit(self.state, ids, introductions)
+        return other
+
+    def check_buffers(self, payload: Record) -> None:
+        """Raise if clients are to keep their own buffers but the `payload` holds no whole models to put them in."""
+        if self.training.buffers != "local" or not self.layout.within("buffers") or not self.state.tensors():
+            return
+        if not any(t.shape[-1:] == (self.layout.size,) for t in payload.tensors().values()):
+            raise CoterieError(
+                f"buffers=local needs a method that exchanges whole models; {self.method.name} exchanges a part of it: "
+                "leave buffers=average and name the buffers among what stays with the client (personal=head+buffers)."
+            )
+
+    def rehearse(self, sent: Mapping[str, Tensor]) -> None:
+        """With privacy on, raise if uploads like `sent [c, ...]` would tell the server more than their noisy mean."""
+        if self.guard is not None:
+            self.guard.rehearse(self.state, sent, self.layout)
+            self.nobody = {name: t[:0] for name, t in sent.items()}
+
+    # -- rounds ----------------------------------------------------------------------------------------------------
+
+    def asked(self, clients: int) -> int:
+        """How many of so many clients are asked in a round."""
+        return max(1, round(self.training.participation * clients))
+
+    def selected(self, names: IntArray, t: int) -> IntArray:
+        """Which of the clients, by their names' numbers `[c]`, are asked in round t: places in `names`, rising.
+
+        Those with the smallest draws, so the set does not depend on their order; with sampling=poisson all whose draws
+        are below the participation, maybe nobody.
+        """
+        training = self.training
+        if training.sampling == "poisson":
+            return np.nonzero(chance(lot(training.seed), names, t, "participate") < training.participation)[0]
+        count = self.asked(len(names))
+        if count == len(names):
+            return np.arange(len(names))
+        return np.sort(np.argpartition(chance(training.seed, names, t, "participate"), count - 1)[:count])
+
+    def payload(self, ids: Tensor) -> Record:
+        """What these clients receive, `[C, ...]`; what is alike for all of them is one stride-0 view."""
+        return records.spread(self.method.send(self.state, ids), len(ids))
+
+    def payloads(self, ids: Tensor) -> list[Record]:
+        """What each of these clients receives, `[1, ...]`; what is alike for all of them is one tensor object."""
+        sent = self.method.send(self.state, ids)
+        tensors = sent.tensors()
+        each = {name for name in tensors if isinstance(getattr(sent, name), Each)}
+        shared = {name: t.unsqueeze(0) for name, t in tensors.items() if name not in each}
+        return [type(sent).of({**shared, **{n: tensors[n][k : k + 1] for n in each}}) for k in range(len(ids))]
+
+    def needed(self, least: int = 1) -> int:
+        """Answers without which a round is skipped; with privacy on no round is, as that would tell who was there."""
+        return 0 if self.guard is not None else max(least, self.method.aggregator.minimum)
+
+    def skipped(self, answers: int) -> dict[str, Any]:
+        """What is recorded of a round in which too few clients answered for the aggregator."""
+        plug = self.method.aggregator
+        return {"skipped": f"{plug.name} needs {plug.minimum} clients, {answers} answered"}
+
+    def stacked(self, uploads: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Uploads of several cohorts `[c, ...]` as one `[m, ...]`; of nobody, with privacy on, `[0, ...]`."""
+        return records.concatenate(uploads or [self.nobody])
+
+    def merge(self, up: Uploads) -> dict[str, Any]:
+        """Take the uploads in, with a guard only their noisy mean; numbers worth recording."""
+        if self.guard is None:
+            report = seen(self.method, self.state, up, self.training)
+        else:
+            up, report = self.guard.pool(up)
+        report |= {name: value.tolist() for name, value in self.method.report(self.state, up).items()}
+        self.state = self.method.merge(self.state, up)
+        return report
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors in a checkpoint."""
+        found = checkpoint.prefixed(STATE, self.state.tensors())
+        if self.guard is not None:
+            found[CLIP] = torch.tensor(self.guard.clip, dtype=torch.float64)
+        return found
+
+    def meta(self) -> dict[str, Any]:
+        """What the header of a checkpoint says of it: the class of the state, and the model's layout."""
+        return {STATE: type(self.state).__name__, "layout": self.layout.digest}
+
+    def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; where that does not fit, this server stays as it is."""
+        self.check_layout(meta)
+        read = record_class(self.method, meta[STATE]).of(checkpoint.part(tensors, STATE))
+        state = read.map(lambda t: t.to(self.device, copy=True))
+        lost = sorted(self.state.tensors().keys() - state.tensors().keys())
+        if lost:
+            raise CoterieError(f"the checkpoint does not fit this run: {', '.join(lost)} is missing.")
+        if self.guard is not None:
+            self.guard.clip = float(tensors[CLIP])
+        self.state = state
+
+    @classmethod
+    def restored(
+        cls, method: Method, init: Init, training: Training, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
+    ) -> Self:
+        """The server of a checkpoint, without a start and without any client; `init` says on which device."""
+        made = cls(method, init, training, records.Nothing())
+        made.restore(tensors, meta)
+        return made
+
+    def check_layout(self, meta: Mapping[str, Any]) -> None:
+        """Raise if a checkpoint is of another model."""
+        if meta["layout"] != self.layout.digest:
+            raise CoterieError(
+                f"the checkpoint holds another model (layout {meta['layout']}); this one has "
+                f"layout {self.layout.digest} and {self.layout.size} columns."
+            )
 
 
 def chance(seed: int, names: IntArray, t: int, purpose: str) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -70,92 +202,14 @@ def chance(seed: int, names: IntArray, t: int, purpose: str) -> np.ndarray[Any, 
     return (bits & ((1 << 53) - 1)) / float(1 << 53)
 
 
-def selected(training: Training, names: IntArray, t: int) -> IntArray:
-    """The clients asked in round t: those with the smallest draws, so the set does not depend on their order.
-
-    With sampling=poisson all whose draws are below the participation, maybe nobody.
-    """
-    if training.sampling == "poisson":
-        return np.nonzero(chance(lot(training.seed), names, t, "participate") < training.participation)[0]
-    count = asked(training, len(names))
-    if count == len(names):
-        return np.arange(len(names))
-    return np.sort(np.argpartition(chance(training.seed, names, t, "participate"), count - 1)[:count])
-
-
-def merge(
-    method: Method, server: Record, up: Uploads, training: Training, guard: Guard | None = None
-) -> tuple[Record, dict[str, Any]]:
-    """The new server state, and numbers worth recording; with a guard only of the noisy mean."""
-    if guard is None:
-        report = conflicts(up.tensors, up.layout, training, up.round) | few(method, server, up, training)
-        if len(up.ids) < up.population and not report.keys().isdisjoint(("cosines", "w")):
-            report["clients"] = compared(up.ids).tolist()
-    else:
-        up, report = guard.pool(up)
-    report |= {name: value.tolist() for name, value in method.report(server, up).items()}
-    return method.merge(server, up), report
-
-
-def skipped(method: Method, answers: int) -> dict[str, Any]:
-    """What is recorded of a round in which too few clients answered."""
-    plug = method.aggregator
-    return {"skipped": f"{plug.name} needs {plug.minimum} clients, {answers} answered"}
-
-
-def conflicts(sent: Mapping[str, Tensor], layout: Layout, training: Training, t: int) -> dict[str, Any]:
-    """In rounds that are evaluated, how many pairs of updates oppose each other; in the last one, all cosines.
-
-    Of more than COMPARED participants, so many evenly spaced ones are looked at.
-    """
-    last = t + 1 == training.rounds
-    update = sent.get("update")
-    if update is None or len(update) < 2 or not evaluated(training, t):
-        return {}
-    update = compared(update)
-    if update.shape[-1] == layout.size:
-        update = layout.cut(update, "parameters")
-    angles = cosines(update.flatten(1))
-    found: dict[str, Any] = {"opposing": opposing(angles)}
-    if found["opposing"] != found["opposing"]:  # fewer than two clients moved
-        return {}
-    return found | {"cosines": angles.mul(1e4).round().div(1e4).tolist()} if last else found
-
-
-def few(method: Method, server: Record, up: Uploads, training: Training) -> dict[str, Any]:
-    """In rounds that are evaluated, how the participants share the server's models and how far these are apart.
-
-    `w [m, K]`, `alpha [m]` where clients count unequally (at most COMPARED of them), and the distances `apart [K, K]`
-    between the models' parameters that the clients received.
-    """
-    if not evaluated(training, up.round):
-        return {}
-    rows = method.few(server)
-    found = {name: compared(t) for name, t in method.uses(server, up).items()}
-    if rows is not None:
-        found["apart"] = between(*[up.layout.cut(rows, "parameters")] * 2)
-    return {name: t.double().mul(1e4).round().div(1e4).tolist() for name, t in found.items()}
-
-
-def evaluated(training: Training, t: int) -> bool:
-    """Whether the state after round t is evaluated, and what the round did is therefore recorded in full."""
-    return t + 1 == training.rounds or (t + 1) % training.evaluate_every == 0
-
-
-def compared(values: Tensor) -> Tensor:
-    """`[m, ...]` of all participants, or of COMPARED evenly spaced ones where there are more."""
-    if len(values) <= COMPARED:
-        return values
-    return values[torch.linspace(0, len(values) - 1, COMPARED).long().to(values.device)]
-
-
 def record_class(method: Method, name: str) -> type[Record]:
-    """The record class of this name: one the method's own modules define, or one of the common ones."""
-    for cls in type(method).__mro__:
-        found = getattr(sys.modules[cls.__module__], name, None)
-        if isinstance(found, type) and issubclass(found, Record):
-            return found
-    found = getattr(records, name, Nothing)
-    if not (isinstance(found, type) and issubclass(found, Record)):
-        raise CoterieError(f"a state '{name}' was named that {method.name} does not define.")
-    return found
+    """The record class that has, or had, this name: one the method's own modules define, or one of the common ones."""
+    for module in (*(sys.modules[cls.__module__] for cls in type(method).__mro__), records):
+        known = [found for found in vars(module).values() if isinstance(found, type) and issubclass(found, Record)]
+        for found in known:
+            if found.__name__ == name:
+                return found
+        for found in known:
+            if name in found.former:
+                return found
+    raise CoterieError(f"a state '{name}' was named that {method.name} does not define.")

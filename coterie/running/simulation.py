@@ -12,35 +12,34 @@ from torch import Tensor
 from coterie import memory
 from coterie.contract import records
 from coterie.contract.algebra import between
-from coterie.contract.cohort import Cohort, Init, Local
+from coterie.contract.cohort import Cohort, Init, LocalTraining
+from coterie.contract.engine import FloatArray, IntArray
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
 from coterie.contract.net import PerSample
 from coterie.contract.records import Record
 from coterie.data import Federation, churn
 from coterie.engine import store, waves
-from coterie.engine.packing import IntArray
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.stages import PREFIX
-from coterie.privacy.guard import Guard
-from coterie.running import server as serving
+from coterie.running import arrival, checkpoint
 from coterie.running.clients import (
     Clients,
     Measured,
     ModelLike,
     deploy,
     device,
-    introduce,
     join,
     local,
     score,
     score_newcomers,
 )
 from coterie.running.config import Training
-from coterie.running.joint import Call, Work, alone
-from coterie.running.server import Round
+from coterie.running.joint import Call, Course, alone
+from coterie.running.round import Round
+from coterie.running.server import Server, chance, record_class
 
 __all__ = ["ModelLike", "Round", "Simulation", "device"]
 
@@ -52,13 +51,12 @@ class Simulation(Clients):
         self, method: Method, model: ModelLike, federation: Federation, training: Training, head: str | None = None,
         loss: PerSample | None = None, choices: dict[str, Any] | None = None, twin: Simulation | None = None,
     ) -> None:
-        """`twin` is a simulation of the same family of methods: its engine serves both where the module is the same."""
+        """`twin` is a simulation of a method kin to this one: its engine serves both where the module is the same."""
         super().__init__(method, model, federation, training, head, loss, choices, twin)
-        serving.check(method, self.federation.arrived(0), self.layout)
         churn.require_somebody(self.federation, training.rounds)
-        self.guard = Guard.of(method, training, self.population)
-        if self.guard is not None and self.federation.schedule is not None:
+        if method.aggregator.private and self.federation.schedule is not None:
             raise CoterieError("the private aggregator's noise is made for a fixed population; leave out the churn.")
+        self.server = Server(method, self.init, training)
         self._selections: dict[int, IntArray] = {}
         self._indices: dict[bytes, tuple[Tensor, Tensor, Tensor]] = {}
         self.rounds_done = 0
@@ -72,144 +70,94 @@ class Simulation(Clients):
     # -- the life of a run -----------------------------------------------------------------------------------------
 
     def _begin(self, wave: int | None) -> None:
-        """The server starts; every training client that is there introduces itself, is admitted and joins, at round 0.
+        """Every training client that is there introduces itself, is admitted and joins, at round 0.
 
         `wave` is how many clients a resumed run computes at once: sums over other waves would differ in the last bits.
         """
-        self.server: Record = self.method.start(self.init)
         self._statistics: Store | None = None  # the clients' own buffers, with buffers=local
         ids = np.arange(self.arrived)
         self.wave = wave or self._wave(1)
-        self.server = self._admitted(self.server, ids)
-        payload = self._payload(self.server, ids[:1])
+        self.server = self.admitted(ids)
+        payload = self.payload(ids[:1])
         rows = [t for t in payload.tensors().values() if t.shape[-1:] == (self.layout.size,)]
         self.wave = wave or self._wave(max((t[0].numel() // self.layout.size for t in rows), default=1))
         self.choices["wave"] = self.wave
-        serving.check_buffers(self.method, self.server, payload, self.layout, self.training)
+        self.server.check_buffers(payload)
         for number, part in enumerate(self._waves(ids)):
-            joined = self.method.join(self.cohort(part), self._payload(self.server, part))
+            joined = join(self.method, self.cohort(part), self.payload(part))
             if number == 0:
                 self._own_type = type(joined)
                 self._states = Store(self.population, self.device, self._place(joined))
                 self._states.open(joined.tensors())
             self._states.put(part, joined.tensors())
-        if self.guard is not None:
-            self._rehearse(self.guard)
+        if self.server.guard is not None:
+            self._rehearse()
 
-    def _rehearse(self, guard: Guard) -> None:
+    def _rehearse(self) -> None:
         """One step of one client, thrown away, shows what clients would upload before they do."""
-        ids, step = np.arange(1), Local(self.training.batch, 1, 1, self.training.lr)
-        cohort = Cohort(
-            self.engine, ids, self.init, self.training.seed, 0, step, self.federation.classes, self._histogram[ids],
-            self._names[ids], None, self.training.buffers == "server",
-        )
-        sent = local(self.method, cohort, self._payload(self.server, ids), self._own(ids))[0].tensors()
-        guard.rehearse(self.server, sent, self.layout)
-        self.nobody = {name: t[:0] for name, t in sent.items()}
-
-    def _place(self, joined: Record) -> store.Place:
-        """Where the clients' states are kept; recorded where there are any."""
-        each = sum(records.bytes_each(joined.tensors()).values())
-        if self.training.buffers == "local":
-            each += sum(entry.size for entry in self.layout.within("buffers")) * self.dtype.itemsize
-        wanted = self.training.state
-        everyone = self.training.participation == 1
-        place = store.choose(each * self.population, everyone, self.device) if wanted == "auto" else wanted
-        if each:
-            self.choices["state"] = place
-        return place
-
-    def _wave(self, models: int) -> int:
-        """How many clients are computed at once when each holds so many models; see `coterie.engine.waves`."""
-        if self.training.wave:
-            return min(self.training.wave, self.population)
-        fit = waves.fitting(self.client_bytes(models), memory.free(self.device))
-        return waves.size(fit, self._asked, self.population)
-
-    def client_bytes(self, models: int) -> int:
-        """What one client with so many models takes in a stack."""
-        x, training = self.engine.x, self.training
-        outputs = waves.activations(self.engine.net, self.init.row, x[:1])
-        largest = int(np.diff(self.federation.bounds, axis=1).max())
-        batch = min(training.batch, largest) if training.batch else largest
-        scored = min(self.engine.evaluation_batch, largest)
-        size = self.layout.size
-        return models * waves.slot_bytes(size, x[0].numel(), outputs, batch, scored, self.dtype.itemsize)
-
-    @property
-    def own(self) -> Record:
-        """The tables `[M, ...]` of the clients' own states, wherever they are kept."""
-        return self._own_type.of(self._states.tables)
-
-    @own.setter
-    def own(self, states: Record) -> None:
-        self._own_type = type(states)
-        self._states.replace(states.tensors())
-
-    @property
-    def buffers(self) -> Tensor | None:
-        """The clients' own buffers `[M, (K,) B]`, with buffers=local and once a client has trained."""
-        return None if self._statistics is None else self._statistics.tables["buffers"]
+        ids, step = np.arange(1), LocalTraining(self.training.batch, 1, 1, self.training.lr)
+        cohort = self.at(0, ids, local=step)
+        self.server.rehearse(local(self.method, cohort, self.payload(ids), self._own(ids))[0].tensors())
 
     def round(self) -> Round:
         """One communication round."""
         return alone(self.rounding())
 
-    def rounding(self) -> Work[Round]:
+    def rounding(self) -> Course[Round]:
         """One communication round; what its clients compute is asked for by `yield`."""
         t = self.rounds_done
         selected = self.selected(t)
         answering = self._answering(selected, t)
-        work = self._straggling(answering, t)
+        pace = self._straggling(answering, t)
         report: dict[str, Any] = {}
         down: dict[str, int] = {}
         up: dict[str, int] = {}
-        if len(answering) >= max(self.method.aggregator.minimum, 0 if self.guard else 1):
-            uploads = [] if len(answering) else [self.nobody]
+        if len(answering) >= self.server.needed():
+            uploads = []
             parts = self._waves(answering)
             for number, wave in enumerate(parts):
                 place = np.searchsorted(answering, wave)
-                cohort = self.cohort(wave, None if work is None else work[place])
-                payload = self._payload(self.server, wave)
+                cohort = self.cohort(wave, None if pace is None else pace[place])
+                payload = self.payload(wave)
                 sent, state = yield Call(local, self.method, cohort, (payload, self._own(wave)))
                 down, up = self.traffic(payload.tensors(), "down"), self.traffic(sent.tensors(), "up")
                 uploads.append(self.without_local_buffers(sent.tensors()))
                 self._ahead(parts[number + 1 :] or self._first_of_round(t + 1))
                 self._keep(wave, state.tensors(), self.kept_buffers(cohort))
             ids, n, share = self._weighed(answering)
-            merged = Uploads(records.concatenate(uploads), ids, n, share, self.arrived, t, self.layout)
-            self.server, report = serving.merge(self.method, self.server, merged, self.training, self.guard)
+            stacked = self.server.stacked(uploads)
+            report = self.server.merge(Uploads(stacked, ids, n, share, self.arrived, t, self.layout))
         elif len(answering):
-            report = serving.skipped(self.method, len(answering))
+            report = self.server.skipped(len(answering))
         before, self.rounds_done = self.arrived, t + 1
         yield from self._welcoming(np.arange(before, self.arrived))
         return Round(t, len(answering), len(selected) - len(answering), down, up, report)
 
-    def _welcoming(self, ids: IntArray) -> Work[None]:
+    def _welcoming(self, ids: IntArray) -> Course[None]:
         """Clients that arrive now are admitted and join, by the method's rule for unseen clients, and stay."""
         if len(ids):
-            self.server = yield from self._admitting(self.server, ids)
+            self.server = yield from self._admitting(ids)
         for wave in self._waves(ids):
-            joined = yield Call(join, self.method, self.cohort(wave), (self._payload(self.server, wave),))
+            joined = yield Call(join, self.method, self.cohort(wave), (self.payload(wave),))
             self._states.put(wave, joined.tensors())
 
     def evaluate(self) -> Evaluation:
         """Score all stages of the current state. Server and clients stay as they are."""
         return alone(self.evaluating())
 
-    def evaluating(self) -> Work[Evaluation]:
+    def evaluating(self) -> Course[Evaluation]:
         """`evaluate`; what its clients compute is asked for by `yield`."""
-        stages = yield from self._stages(self.federation.there(self.rounds_done), self.server, "")
+        stages = yield from self._stages(self.federation.there(self.rounds_done), "")
         unseen = self.federation.unseen
         if len(unseen):
-            server = yield from self._admitting(self.server, unseen)
-            stages |= yield from self._stages(unseen, server, PREFIX)
+            server = yield from self._admitting(unseen)
+            stages |= yield from self._stages(unseen, PREFIX, server)
         return Evaluation(self.rounds_done, stages)
 
     def row(self, client: int, adapted: bool = False) -> Tensor:
         """The row `[D]` that a client uses now; `adapted` trains it for the run's local epochs."""
         ids = np.array([client])
-        server = self.server if client < self.arrived else self._admitted(self.server, ids)
+        server = self.server if client < self.arrived else self.admitted(ids)
         row, cohort = self._deployed(ids, server)
         return cohort.train(row)[0] if adapted else row[0]
 
@@ -221,7 +169,7 @@ class Simulation(Clients):
         between the models' parameters and `moved [K]` how far each went from its start. M counts the clients that have
         arrived. None for other methods.
         """
-        rows = self.method.few(self.server)
+        rows = self.method.few(self.server.state)
         if rows is None:
             return None
         points = self.layout.cut(rows, "parameters")
@@ -248,11 +196,11 @@ class Simulation(Clients):
     def selected(self, t: int) -> IntArray:
         """The clients asked in round t, of those that are there; they do not depend on the clients' order."""
         there = self.federation.there(t)
-        if serving.asked(self.training, len(there)) == len(there) and self.training.sampling == "fixed":
+        if self.server.asked(len(there)) == len(there) and self.training.sampling == "fixed":
             return there
         if t not in self._selections:
             self._selections = {k: ids for k, ids in self._selections.items() if k + 1 >= t}  # this round and the next
-            self._selections[t] = there[serving.selected(self.training, self._names[there], t)]
+            self._selections[t] = there[self.server.selected(self._names[there], t)]
         return self._selections[t]
 
     @property
@@ -260,26 +208,19 @@ class Simulation(Clients):
         """How many training clients are known to the server by now; with churn they are numbered by arrival."""
         return self.federation.arrived(self.rounds_done)
 
-    @property
-    def _asked(self) -> int:
-        return serving.asked(self.training, self.population)
-
     def _answering(self, selected: IntArray, t: int) -> IntArray:
         if not self.training.dropouts:
             return selected
         return selected[self._chance(selected, t, "dropout") >= self.training.dropouts]
 
-    def _chance(self, ids: IntArray, t: int, purpose: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        return serving.chance(self.training.seed, self._names[ids], t, purpose)
+    def _chance(self, ids: IntArray, t: int, purpose: str) -> FloatArray:
+        return chance(self.training.seed, self._names[ids], t, purpose)
 
-    def _straggling(self, ids: IntArray, t: int) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    def _straggling(self, ids: IntArray, t: int) -> FloatArray | None:
         if not self.training.stragglers:
             return None
         slow = self._chance(ids, t, "straggle") < self.training.stragglers
         return np.where(slow, 0.1 + 0.9 * self._chance(ids, t, "work"), 1.0)
-
-    def _waves(self, ids: IntArray) -> list[IntArray]:
-        return waves.cut(ids, self.wave)
 
     def _first_of_round(self, t: int) -> list[IntArray]:
         """The first wave of a round, where it pays to know it in advance."""
@@ -287,16 +228,9 @@ class Simulation(Clients):
             return []
         return self._waves(self._answering(self.selected(t), t))[:1]
 
-    def _ahead(self, parts: Sequence[IntArray]) -> None:
-        """Bring the states of the first of these waves to the device while it computes."""
-        if len(parts):
-            self._states.ahead(parts[0])
-            if self._statistics is not None:
-                self._statistics.ahead(parts[0])
-
-    def cohort(self, ids: IntArray, work: np.ndarray[Any, np.dtype[np.float64]] | None = None) -> Cohort:
+    def cohort(self, ids: IntArray, pace: FloatArray | None = None) -> Cohort:
         """These clients as a cohort of the current round."""
-        return self.at(self.rounds_done, ids, work)
+        return self.at(self.rounds_done, ids, pace)
 
     def _index(self, ids: IntArray) -> Tensor:
         """Client numbers on the device."""
@@ -312,6 +246,57 @@ class Simulation(Clients):
             self._indices[key] = (index, n, n.double() / n.sum())
         return self._indices[key]
 
+    # -- waves -----------------------------------------------------------------------------------------------------
+
+    def _waves(self, ids: IntArray) -> list[IntArray]:
+        return waves.cut(ids, self.wave)
+
+    def _wave(self, models: int) -> int:
+        """How many clients are computed at once when each holds so many models; see `coterie.engine.waves`."""
+        if self.training.wave:
+            return min(self.training.wave, self.population)
+        fit = waves.fitting(self.client_bytes(models), memory.free(self.device))
+        return waves.size(fit, self.server.asked(self.population), self.population)
+
+    def client_bytes(self, models: int) -> int:
+        """What one client with so many models takes in a stack."""
+        x, training = self.engine.x, self.training
+        outputs = waves.activations(self.engine.net, self.init.row, x[:1])
+        largest = int(np.diff(self.federation.bounds, axis=1).max())
+        batch = min(training.batch, largest) if training.batch else largest
+        scored = min(self.engine.evaluation_batch, largest)
+        size = self.layout.size
+        return models * waves.slot_bytes(size, x[0].numel(), outputs, batch, scored, self.dtype.itemsize)
+
+    # -- what clients keep -----------------------------------------------------------------------------------------
+
+    def _place(self, joined: Record) -> store.Place:
+        """Where the clients' states are kept; recorded where there are any."""
+        each = sum(records.bytes_each(joined.tensors()).values())
+        if self.training.buffers == "local":
+            each += sum(entry.size for entry in self.layout.within("buffers")) * self.dtype.itemsize
+        wanted = self.training.state
+        everyone = self.training.participation == 1
+        place = store.choose(each * self.population, everyone, self.device) if wanted == "auto" else wanted
+        if each:
+            self.choices["state"] = place
+        return place
+
+    @property
+    def own(self) -> Record:
+        """The tables `[M, ...]` of the clients' own states, wherever they are kept."""
+        return self._own_type.of(self._states.tables)
+
+    @own.setter
+    def own(self, states: Record) -> None:
+        self._own_type = type(states)
+        self._states.replace(states.tensors())
+
+    @property
+    def buffers(self) -> Tensor | None:
+        """The clients' own buffers `[M, (K,) B]`, with buffers=local and once a client has trained."""
+        return None if self._statistics is None else self._statistics.tables["buffers"]
+
     def _own(self, ids: IntArray) -> Record:
         return self._own_type.of(self._states.take(ids))
 
@@ -324,36 +309,36 @@ class Simulation(Clients):
                 self._statistics.replace({"buffers": fresh.expand(self.population, *kept.shape[1:])})
             self._statistics.put(ids, {"buffers": kept})
 
+    def _ahead(self, parts: Sequence[IntArray]) -> None:
+        """Bring the states of the first of these waves to the device while it computes."""
+        if len(parts):
+            self._states.ahead(parts[0])
+            if self._statistics is not None:
+                self._statistics.ahead(parts[0])
+
     # -- what travels ----------------------------------------------------------------------------------------------
 
-    def _admitted(self, server: Record, ids: IntArray) -> Record:
-        return alone(self._admitting(server, ids))
+    def admitted(self, ids: IntArray) -> Server:
+        """The server that knows these clients too; the simulation's own stays as it is."""
+        return alone(self._admitting(ids))
 
-    def _admitting(self, server: Record, ids: IntArray) -> Work[Record]:
-        hello = self.method.hello(server)
-        told = []
-        for wave in self._waves(ids):
-            told.append((yield Call(introduce, self.method, self.cohort(wave), (records.spread(hello, len(wave)),))))
-        introductions = type(told[0]).of(records.concatenate([one.tensors() for one in told]))
-        if self.guard is not None:
-            self.guard.meet(introductions.tensors())
-        admitted: Record = self.method.admit(server, self._index(ids), introductions)
-        return admitted
+    def _admitting(self, ids: IntArray) -> Course[Server]:
+        return arrival.admitting(self.server, self._index(ids), map(self.cohort, self._waves(ids)))
 
-    def _payload(self, server: Record, ids: IntArray) -> Record:
-        sent = self.method.send(server, self._index(ids))
-        payload = records.spread(sent, len(ids))
+    def payload(self, ids: IntArray, server: Server | None = None) -> Record:
+        """What these clients receive `[C, ...]`, with their own buffers in it where they keep such."""
+        payload = (server or self.server).payload(self._index(ids))
         if self._statistics is None or ids.max() >= self.population:
             return payload
         return self.receive(payload, self._statistics.take(ids)["buffers"])
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
-    def _stages(self, ids: IntArray, server: Record, prefix: str) -> Work[dict[str, Scores]]:
+    def _stages(self, ids: IntArray, prefix: str, server: Server | None = None) -> Course[dict[str, Scores]]:
         found: list[dict[str, Measured]] = []
         parts = self._waves(ids)
         for number, wave in enumerate(parts):
-            cohort, payload = self.cohort(wave), self._payload(server, wave)
+            cohort, payload = self.cohort(wave), self.payload(wave, server)
             if prefix:
                 found.append((yield Call(score_newcomers, self.method, cohort, (payload,))))
             else:
@@ -361,11 +346,11 @@ class Simulation(Clients):
                 self._ahead(parts[number + 1 :])
         return {f"{prefix}{stage}": self._scores(ids, [one[stage] for one in found]) for stage in found[0]}
 
-    def _deployed(self, ids: IntArray, server: Record) -> tuple[Tensor, Cohort]:
+    def _deployed(self, ids: IntArray, server: Server) -> tuple[Tensor, Cohort]:
         """The rows `[C, D]` that these clients use, and the cohort that made them; newcomers join first."""
         cohort = self.cohort(ids)
-        payload = self._payload(server, ids)
-        mine = self._own(ids) if ids.max() < self.arrived else self.method.join(cohort, payload)
+        payload = self.payload(ids, server)
+        mine = self._own(ids) if ids.max() < self.arrived else join(self.method, cohort, payload)
         return deploy(self.method, cohort, payload, mine), cohort
 
     def _scores(self, ids: IntArray, found: list[Measured]) -> Scores:
@@ -383,17 +368,14 @@ class Simulation(Clients):
 
         Without `copies` they are the tensors in use, good until the next round: many clients' states are large.
         """
-        tensors = {f"server.{name}": t for name, t in self.server.tensors().items()}
-        tensors |= {f"own.{name}": t for name, t in self.own.tensors().items()}
+        tensors = self.server.tensors() | checkpoint.prefixed("own", self.own.tensors())
         if self.buffers is not None:
             tensors["buffers"] = self.buffers
-        if self.guard is not None:
-            tensors["privacy.clip"] = torch.tensor(self.guard.clip, dtype=torch.float64)
         if copies:
             tensors = {name: t.clone() for name, t in tensors.items()}
         meta = {
-            "round": self.rounds_done, "server": type(self.server).__name__, "own": self._own_type.__name__,
-            "layout": self.layout.digest, "federation": self.federation.fingerprint(), "choices": self.choices,
+            "round": self.rounds_done, **self.server.meta(), "own": self._own_type.__name__,
+            "federation": self.federation.fingerprint(), "choices": self.choices,
         }
         return tensors, meta
 
@@ -407,31 +389,19 @@ class Simulation(Clients):
             raise CoterieError(f"the checkpoint does not fit this run ({type(reason).__name__}: {reason}).") from reason
 
     def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        if meta["layout"] != self.layout.digest:
-            raise CoterieError(
-                f"the checkpoint holds another model (layout {meta['layout']}); this one has "
-                f"layout {self.layout.digest} and {self.layout.size} columns."
-            )
+        self.server.check_layout(meta)
         if meta["federation"] != self.federation.fingerprint():
             raise CoterieError("the checkpoint was made with other data; resume with the data the run started with.")
-
-        def part(prefix: str) -> Record:
-            mine = {n[len(prefix) + 1 :]: t for n, t in tensors.items() if n.startswith(prefix + ".")}
-            return serving.record_class(self.method, meta[prefix]).of(mine)
-
-        server, own = part("server"), part("own")
-        lost = sorted((self.server.tensors().keys() - server.tensors().keys())
-                      | (self.own.tensors().keys() ^ own.tensors().keys()))
-        if lost:
-            raise CoterieError(f"the checkpoint does not fit this run: {', '.join(lost)} is missing or too much.")
-        self.server = server.map(lambda t: t.to(self.device, copy=True))
+        own = record_class(self.method, meta["own"]).of(checkpoint.part(tensors, "own"))
+        wrong = sorted(self.own.tensors().keys() ^ own.tensors().keys())
+        if wrong:
+            raise CoterieError(f"the checkpoint does not fit this run: {', '.join(wrong)} is missing or too much.")
+        self.server.restore(tensors, meta)
         self.own = own
         self._statistics = None
         if "buffers" in tensors:
             self._statistics = Store(self.population, self.device, self._states.place)
             self._statistics.replace({"buffers": tensors["buffers"]})
-        if self.guard is not None:
-            self.guard.clip = float(tensors["privacy.clip"])
         self.rounds_done = int(meta["round"])
 
 

@@ -179,9 +179,10 @@ class Desk:
             rows, cohort, _ = self.arrive(clients)
             trained, net = adapted(cohort, rows, self.saved.spec.training), clients.engine.net
             net.mode(training=False)
-            for k, (xs, ys) in enumerate(cohort.samples("test")):
-                one, other = (held_out(net, stage[k], xs, ys) for stage in (rows, trained))
-                found.append((one, other))
+            with clients.engine.computing():
+                for k, (xs, ys) in enumerate(cohort.samples("test")):
+                    one, other = (held_out(net, stage[k], xs, ys) for stage in (rows, trained))
+                    found.append((one, other))
         return found
 
     def give(self, x: Tensor, y: Tensor, name: str, decided: Decision, estimate: Estimate) -> Personalized:

@@ -76,7 +76,7 @@ def test_waves_and_buffers_do_not_change_it(tiny, data, aggregator):
     one, mean = (tiny.simulation(spec, "bn", data=data) for spec in (f"fedavg+{aggregator}", "fedavg"))
     one.round()
     mean.round()
-    buffers = [sim.layout.cut(sim.server.row, "buffers") for sim in (one, mean)]
+    buffers = [sim.layout.cut(sim.server.state.row, "buffers") for sim in (one, mean)]
     torch.testing.assert_close(*buffers, rtol=1e-12, atol=1e-12)
 
 

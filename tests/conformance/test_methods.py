@@ -39,7 +39,7 @@ def test_shapes_and_purity_of_the_client_side(tiny, method):
     """Every tensor has the clients first; the same input gives the same output and is left as it was."""
     sim = tiny.simulation(method)
     cohort = tiny.cohort(sim)
-    payload = spread(sim.method.send(sim.server, cohort.ids), cohort.size)
+    payload = spread(sim.method.send(sim.server.state, cohort.ids), cohort.size)
     mine = sim._own(np.arange(sim.population))
     copies = [{name: t.clone() for name, t in record.tensors().items()} for record in (payload, mine)]
     first, state = sim.method.local(cohort, payload, mine)
@@ -68,7 +68,7 @@ def test_other_clients_data_never_touch_mine_before_merge(tiny, method):
                   for split in ("train", "test", "val")]
         sim = tiny.simulation(method, data=Federation.from_splits(*splits, classes=data.classes))
         ids = np.array([1])
-        upload, state = sim.method.local(tiny.cohort(sim, ids), sim._payload(sim.server, ids), sim._own(ids))
+        upload, state = sim.method.local(tiny.cohort(sim, ids), sim.payload(ids), sim._own(ids))
         found.append({**upload.tensors(), **{f"own.{name}": t for name, t in state.tensors().items()}})
     tiny.same(*found)
 
@@ -175,7 +175,7 @@ def test_results_do_not_depend_on_the_grouping(tiny, method, model):
             sim.round()
     first, moved = (torch.stack([sim.row(i) for i in range(4)]) for sim in sims)
     torch.testing.assert_close(moved, first[order], rtol=1e-12, atol=1e-12)
-    servers = [{name: t for name, t in sim.server.tensors().items() if name in SHARED} for sim in sims]
+    servers = [{name: t for name, t in sim.server.state.tensors().items() if name in SHARED} for sim in sims]
     tiny.close(*servers, 1e-12)
 
 
@@ -185,6 +185,24 @@ def test_results_do_not_depend_on_the_grouping_in_float32(tiny, method):
     reference = tiny.after(5, method, "dropout", data=data, precision="float32")
     for options in ({"engine": "loop"}, {"wave": 2}):
         tiny.close(tiny.after(5, method, "dropout", data=data, precision="float32", **options), reference, 1e-5)
+
+
+@pytest.mark.parametrize("model", ["dropout", "bn"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_reference_engine_gives_the_rows_of_the_stacked_one(tiny, method, model):
+    """Two rounds and an evaluation, client after client with torch.optim.SGD: the same equations on the same batches
+    and the same noise, so float64 leaves only rounding."""
+    data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
+    ends = []
+    for engine in ("reference", "stack"):
+        sim = tiny.simulation(method, model, data=data, engine=engine)
+        for _ in range(2):
+            sim.round()
+        stages = sim.evaluate().stages
+        losses = {name: torch.from_numpy(stages[name].test["loss"]) for name in stages}
+        ends.append((tiny.state(sim), losses, {name: torch.from_numpy(stages[name].steps) for name in stages}))
+    for found, expected in zip(*ends, strict=True):
+        tiny.close(found, expected, 1e-9)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -35,7 +35,7 @@ def test_a_method_with_few_models_reports_a_number_for_each(trained, method):
     A round reports how the models it began with were used, and clusters may be more after it.
     """
     sim, report = trained(method)
-    rows = sim.method.few(sim.server)
+    rows = sim.method.few(sim.server.state)
     assert (rows is not None) == bool(sim.method.by_model)
     if rows is not None:
         assert rows.shape[1] == sim.layout.size
@@ -49,7 +49,7 @@ def test_a_method_with_few_models_reports_a_number_for_each(trained, method):
 def test_without_labels_the_model_used_most_is_given(trained, method):
     """Of clusters the one with most members, counted here one by one; of few models the one of the largest number."""
     sim, report = trained(method)
-    rows, clusters = sim.method.few(sim.server), sim.method.clusters(sim.server)
+    rows, clusters = sim.method.few(sim.server.state), sim.method.clusters(sim.server.state)
     if rows is None:
         assert clusters is None
         return
@@ -59,14 +59,14 @@ def test_without_labels_the_model_used_most_is_given(trained, method):
         members = [clusters.tolist().count(k) for k in range(len(rows))]
         assert sum(members) == sim.population
     most = members.index(max(members))
-    assert torch.equal(sim.method.fallback(sim.server, sim.init, report), rows[most])
+    assert torch.equal(sim.method.fallback(sim.server.state, sim.init, report), rows[most])
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_without_labels_and_without_a_round_there_is_a_model_as_well(tiny, method):
     """Nobody has answered, so there is no report: `fallback` gives a row that is finite, never an error."""
     sim = tiny.simulation(method)
-    row = sim.method.fallback(sim.server, sim.init, {})
+    row = sim.method.fallback(sim.server.state, sim.init, {})
     assert row.shape == (sim.layout.size,)
     assert torch.isfinite(row).all()
 
@@ -75,7 +75,7 @@ def test_without_labels_and_without_a_round_there_is_a_model_as_well(tiny, metho
 def test_whole_models_are_whole_and_trained(trained, method):
     """What is exported as the server's model K is a whole row that training moved, not the one it started from."""
     sim, _ = trained(method)
-    rows = sim.method.whole(sim.server, sim.layout)
+    rows = sim.method.whole(sim.server.state, sim.layout)
     if rows is None:
         return
     assert rows.ndim == 2
@@ -88,8 +88,8 @@ def test_whole_models_are_whole_and_trained(trained, method):
 def test_what_a_hypernetwork_has_beside_it_is_no_model(trained):
     """pFedHN's server keeps a row for the clients' buffers; its other columns are those of the start for ever."""
     sim, _ = trained("pfedhn")
-    assert torch.equal(sim.server.row, sim.init.row)
-    assert sim.method.whole(sim.server, sim.layout) is None
+    assert torch.equal(sim.server.state.row, sim.init.row)
+    assert sim.method.whole(sim.server.state, sim.layout) is None
 
 
 def test_records_have_names_of_their_own():

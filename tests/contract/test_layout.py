@@ -240,7 +240,7 @@ def test_frozen_parameters_are_marked(tiny):
     trainable = {entry.name: entry.trainable for entry in Layout.of(model()).entries}
     assert trainable == {"0.weight": False, "0.bias": True, "2.weight": True, "2.bias": True}
     sim = tiny.simulation("fedavg", model)
-    start = sim.layout.views(sim.server.row.clone())
+    start = sim.layout.views(sim.server.state.row.clone())
     sim.round()
     found = sim.layout.views(sim.row(0, adapted=True))
     assert torch.equal(found["0.weight"], start["0.weight"])

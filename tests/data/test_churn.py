@@ -114,7 +114,7 @@ def test_means_over_all_clients_stay_means_when_clients_arrive(tiny):
         for t in range(1, 5):
             sim.round()
             known = sim.own.row[: sim.federation.arrived(t)]
-            torch.testing.assert_close(getattr(sim.server, shared), known.mean(0), rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(getattr(sim.server.state, shared), known.mean(0), rtol=1e-9, atol=1e-12)
 
 
 def test_two_seeds_of_a_comparison_share_a_stack_with_churn(tiny):

@@ -39,7 +39,7 @@ from coterie.data.readers import find, pickles
 from coterie.data.readers.tables.columns import Column
 from coterie.errors import CoterieError
 from coterie.flower.job import Job
-from coterie.flower.site import join
+from coterie.flower.site import site_at
 from coterie.running.experiment import Experiment
 
 
@@ -643,7 +643,7 @@ def test_an_experiment_keeps_the_spelling(tmp_path, monkeypatch):
 
 def test_a_site_reads_its_file(tmp_path):
     root = write_pfllib(tmp_path)
-    site = join("1", root / "train" / "1.npz", tmp_path / "home", val=0)
+    site = site_at("1", root / "train" / "1.npz", tmp_path / "home", val=0)
     job = Job("fedavg", "linear", shape=(1, 2, 2), classes=2, outputs=2, experiment="e")
     data = site.federation(job)
     assert (data.names, data.sizes("train").tolist(), data.sizes("test").tolist()) == (("1",), [4], [3])

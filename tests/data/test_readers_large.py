@@ -222,5 +222,5 @@ def test_samples_in_a_file_train_alike(name, precision):
                                 Training(rounds=2, batch=4, device="cpu", precision=precision))
         simulation.round()
         simulation.round()
-        rows.append(simulation.server.row)
+        rows.append(simulation.server.state.row)
     assert torch.equal(*rows)

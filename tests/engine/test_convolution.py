@@ -12,6 +12,7 @@ from torch.func import grad, vmap
 from coterie import models, registry
 from coterie.data import Federation
 from coterie.engine import convolution
+from coterie.engine.convolution import Convolutions
 from coterie.running.config import Training
 from coterie.running.simulation import Simulation
 
@@ -25,9 +26,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture
 def exact(monkeypatch):
     """Kernels that compute products in full float32, so that only the order of sums differs from PyTorch."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    covered = convolution._covered
-    monkeypatch.setattr(convolution, "serves", lambda device, dtype: dtype == torch.float32 and covered(device))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # PyTorch's own, which they are compared with
+    monkeypatch.setattr(Convolutions, "serves", lambda self, dtype: dtype == torch.float32)
+    return Convolutions(tf32=False)
 
 
 def weighted(y):
@@ -79,7 +80,7 @@ def test_convolutions_and_both_derivatives_are_those_of_pytorch(
     def through(conv):
         return lambda x, w, b=None: conv(x, w, b, stride, padding)
 
-    close(derivatives(through(convolution.conv2d), *stacked), derivatives(through(torch.conv2d), *stacked))
+    close(derivatives(through(exact.conv2d), *stacked), derivatives(through(torch.conv2d), *stacked))
 
 
 @here
@@ -89,14 +90,14 @@ def test_convolutions_over_time_and_what_the_kernels_leave_to_pytorch(exact):
     x = torch.randn(3, 2, 4, 9, generator=generator).to(DEVICE)
     w = torch.randn(3, 6, 4, 3, generator=generator).to(DEVICE)
     close(
-        derivatives(lambda x, w: convolution.conv1d(x, w, None, 2, 1), x, w),
+        derivatives(lambda x, w: exact.conv1d(x, w, None, 2, 1), x, w),
         derivatives(lambda x, w: torch.conv1d(x, w, None, 2, 1), x, w),
     )
     for options in ({"groups": 2}, {"dilation": 2}, {"padding": "same"}):
         thin = w[:, :, :2] if "groups" in options else w
-        own = vmap(lambda x, w: convolution.conv1d(x, w, **options))(x, thin)  # noqa: B023
+        own = vmap(lambda x, w: exact.conv1d(x, w, **options))(x, thin)  # noqa: B023
         close([own], [vmap(lambda x, w: torch.conv1d(x, w, **options))(x, thin)])  # noqa: B023
-    twice = vmap(vmap(convolution.conv1d, (None, 0)), (0, None))
+    twice = vmap(vmap(exact.conv1d, (None, 0)), (0, None))
     plain = vmap(vmap(torch.conv1d, (None, 0)), (0, None))
     close([twice(x, w)], [plain(x, w)])
 
@@ -108,7 +109,7 @@ def test_the_models_axis_may_be_any(exact):
     x, w = torch.randn(2, 3, 4, 6, 6, generator=generator), torch.randn(5, 4, 3, 3, 3, generator=generator)
     b, axes = torch.randn(5, 3, generator=generator), (1, 4, 1)
     given = [t.to(DEVICE) for t in (x, w, b)]
-    close([vmap(convolution.conv2d, axes)(*given)], [vmap(torch.conv2d, axes)(*given)])
+    close([vmap(exact.conv2d, axes)(*given)], [vmap(torch.conv2d, axes)(*given)])
 
 
 @here
@@ -128,7 +129,6 @@ def test_a_module_trains_to_the_same_row_with_and_without_the_kernels(exact, mon
     x, y = torch.randn(60, 1, 16, 16, generator=generator), torch.arange(60) % 3
     federation = Federation.from_assignment(x, y, [np.arange(i, 60, 3) for i in range(3)], val=0.0, test=0.2)
     rows, calls = [], []
-    monkeypatch.setattr(convolution, "enabled", True)  # and so again afterwards
     kernels = pytest.importorskip("coterie.engine.kernels")
     counted = kernels.convolve
     monkeypatch.setattr(kernels, "convolve", lambda *given: (calls.append(1), counted(*given))[1])

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from coterie import registry
+from coterie import models, registry
 from coterie.contract.records import Model
 from coterie.data import Federation
 from coterie.engine import waves
@@ -98,6 +98,64 @@ def test_steps_that_are_not_captured_equal_the_captured_ones(spec):
         torch.testing.assert_close(rows[name], expected[name], rtol=1e-9, atol=1e-9)
     for name in expected_scores:
         np.testing.assert_allclose(scores[name], expected_scores[name], rtol=1e-8)
+
+
+# -- precision and kernels belong to an engine ------------------------------------------------------------------------
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 3))
+
+
+def away(simulation: Simulation, wanted: torch.Tensor) -> float:
+    """The relative distance of a server's row."""
+    row = simulation.server.state.tensors()["row"].double().cpu()
+    return float((row - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("engine", ["auto", "stack", "reference"])
+def test_float32_stays_float32_beside_tf32(engine):
+    """TF32 keeps 10 bits of a factor, float32 23: against float64 the one is off by more than 1e-5, the other is not.
+    Built in this order, the switch of the last one used to count for all: the float32 run was computed in TF32."""
+    wanted = after("fedavg", wide, "cuda")[0]["server.row"]
+    made = [
+        Simulation(registry.method("fedavg"), wide, federation(),
+                   Training(device="cuda", precision=precision, batch=8, epochs=2, engine=engine))
+        for precision in ("float32", "tf32")
+    ]
+    for _ in range(4):
+        for simulation in made:
+            simulation.round()
+    assert away(made[0], wanted) < 1e-5 < away(made[1], wanted)
+
+
+@pytest.mark.parametrize("spec", ["fedavg", "ditto", "fedfew", "apfl"])
+def test_the_reference_engine_equals_the_captured_steps(spec):
+    rows, scores = after(spec, normalising, "cuda", engine="reference")
+    expected, expected_scores = after(spec, normalising, "cuda")
+    for name in expected:
+        torch.testing.assert_close(rows[name], expected[name], rtol=1e-9, atol=1e-9)
+    for name in expected_scores:
+        np.testing.assert_allclose(scores[name], expected_scores[name], rtol=1e-8)
+
+
+def test_kernels_turned_off_in_one_simulation_are_on_in_another(monkeypatch):
+    """The steps of the first are captured after the second was built, which used to take its kernels away."""
+    kernels = pytest.importorskip("coterie.engine.kernels")
+    calls, counted = [], kernels.convolve
+    monkeypatch.setattr(kernels, "convolve", lambda *given: (calls.append(1), counted(*given))[1])
+    rng = np.random.default_rng(0)
+    clients = [(rng.standard_normal((16, 1, 16, 16)).astype(np.float32), rng.integers(0, 3, 16)) for _ in range(2)]
+    data, cnn = Federation.from_clients(clients, classes=3), models.model("cnn", (1, 16, 16), 3)
+    first, second = (
+        Simulation(registry.method("fedavg"), cnn, data,
+                   Training(device="cuda", precision="tf32", batch=8, engine="stack", kernels=on))
+        for on in (True, False)
+    )
+    for simulation, called in ((first, True), (second, False)):
+        calls.clear()
+        simulation.round()
+        assert bool(calls) == called
 
 
 def step(net, state, batch, given):

@@ -12,6 +12,7 @@ from coterie.contract.layout import Layout
 from coterie.contract.net import Net, Task
 from coterie.data import Federation
 from coterie.engine import convolution, trial
+from coterie.engine.convolution import Convolutions
 from coterie.engine.direct import Chain
 from coterie.errors import CoterieError
 from coterie.running.config import Training
@@ -67,9 +68,9 @@ class Depends(nn.Module):
         return self.head(x) if len(x) > 1 else self.head(2 * x)
 
 
-def chain(module, shape, classes=3, device=HOST, dtype=torch.float64, bf16=False):
+def chain(module, shape, classes=3, device=HOST, dtype=torch.float64, bf16=False, kernels=None):
     net = Net(module, Layout.of(module), Task.of(classes), bf16=bf16)
-    return Chain.of(net, torch.zeros(2, *shape), device, dtype)
+    return Chain.of(net, torch.zeros(2, *shape), device, dtype, kernels)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +151,8 @@ def test_gradients_are_autograds(build, shape, classes):
 @pytest.fixture
 def exact(monkeypatch):
     """The kernels with products in full float32."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(convolution, "serves", lambda device, dtype: dtype in (torch.float32, torch.bfloat16))
+    monkeypatch.setattr(Convolutions, "serves", lambda self, dtype: dtype in (torch.float32, torch.bfloat16))
+    return Convolutions(tf32=False)
 
 
 CONVOLUTIONS = [(LeNet, (1, 9, 11), 4), (lambda: models.CNN((3, 17, 16), 10), (3, 17, 16), 10)]
@@ -162,7 +163,7 @@ CONVOLUTIONS = [(LeNet, (1, 9, 11), 4), (lambda: models.CNN((3, 17, 16), 10), (3
 def test_kernels_give_autograds_gradients(exact, build, shape, classes):
     """The fused convolution, pooling and weight gradient against float64, to the rounding of float32."""
     module = build()
-    found = chain(module, shape, classes, DEVICE, torch.float32)
+    found = chain(module, shape, classes, DEVICE, torch.float32, kernels=exact)
     assert any(type(layer).__name__ == "Windows" for layer in found.layers)
     for mine, wanted in gradients(module, found, shape, classes, DEVICE, torch.float32):
         torch.testing.assert_close(mine, wanted, rtol=1e-3, atol=1e-5)
@@ -174,7 +175,7 @@ def test_kernels_pool_and_route_exactly_in_bfloat16():
     choose as PyTorch does; the loss is then exact up to the rounding of the later layers (2^-8 each)."""
     build = lambda: nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 4))  # noqa: E731
     module = build()
-    found = chain(module, (1, 8, 8), 4, DEVICE, torch.float32, bf16=True)
+    found = chain(module, (1, 8, 8), 4, DEVICE, torch.float32, bf16=True, kernels=Convolutions(tf32=True))
     for mine, wanted in gradients(module, found, (1, 8, 8), 4, DEVICE, torch.float32, whole=True):
         torch.testing.assert_close(mine, wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
 
@@ -240,17 +241,6 @@ def test_the_faster_of_stack_and_loop_is_taken_and_reported(tiny, monkeypatch, s
     sim = tiny.simulation(model="dropout")
     assert (sim.choices["engine"], sim.choices["milliseconds"]) == (engine, took)
     assert sim.engine.net.stacked == (engine == "stack")
-
-
-def test_kernels_can_be_turned_off(tiny, monkeypatch):
-    """kernels=false: the kernels serve nobody, on any device, so PyTorch computes every convolution."""
-    monkeypatch.setattr(convolution, "enabled", True)
-    monkeypatch.setattr(convolution, "available", lambda: True)
-    cuda = torch.device("cuda")
-    tiny.simulation(model=relu, kernels=True)
-    assert convolution.serves(cuda, torch.bfloat16)
-    tiny.simulation(model=relu, kernels=False)
-    assert not convolution.serves(cuda, torch.bfloat16)
 
 
 def test_the_trial_is_made_once(tiny, monkeypatch):

@@ -230,8 +230,8 @@ def test_stragglers_do_the_first_part_of_their_steps(tiny, model):
     """A fraction f of S steps is ceil(f S) of them, at least one, and they are the first ones."""
     sim = tiny.simulation(model=model, epochs=3)
     start = tiny.rows(sim)
-    work = np.array([0.5, 1.0, 0.01, 0.34])
-    cohort = tiny.cohort(sim, work=work)
+    pace = np.array([0.5, 1.0, 0.01, 0.34])
+    cohort = tiny.cohort(sim, pace=pace)
     found = cohort.train(start)
     full = [9, 12, 3, 6]
     expected_steps = [5, 12, 1, 3]  # ceil(4.5), 12, at least one, ceil(2.04)
@@ -580,13 +580,13 @@ def never(state):
     return torch.zeros(len(state.row), dtype=torch.bool)
 
 
-@pytest.mark.parametrize("work", [None, np.array([0.5, 1.0, 0.01, 0.34])])
+@pytest.mark.parametrize("pace", [None, np.array([0.5, 1.0, 0.01, 0.34])])
 @pytest.mark.parametrize("model", ["mlp", "dropout", "bn"])
-def test_until_never_is_no_until(tiny, model, work):
+def test_until_never_is_no_until(tiny, model, pace):
     """Asking after each pass changes nothing: same batches, same noise in later passes, same partial work."""
     sim = tiny.simulation(model=model, epochs=3)
     start = tiny.rows(sim)
-    asked, plainly = tiny.cohort(sim, work=work), tiny.cohort(sim, work=work)
+    asked, plainly = tiny.cohort(sim, pace=pace), tiny.cohort(sim, pace=pace)
     assert_close(asked.loop(plain, Model(start), until=never).row, plainly.loop(plain, Model(start)).row)
     assert asked.spent.tolist() == plainly.spent.tolist()
 
@@ -699,13 +699,13 @@ def test_clients_may_have_learning_rates_of_their_own(tiny, model):
     """One rate a client, in plain training of two models each and in a step: each client as with its rate alone."""
     sim = tiny.simulation("fedavg", model)
     cohort, start, rates = tiny.cohort(sim), tiny.rows(sim, models=2), torch.tensor([0.3, 0.01, 0.2, 0.07])
-    work = cohort._amount(None, None, "train")
+    effort = cohort.effort(None, None, "train")
 
     def step(net, s, batch, given):
         return {"row": s.row - given.lr * net.grad(s.row, batch)}
 
-    trained, _ = sim.engine.train(np.arange(4), start, {}, work, rates)
-    moved, _ = sim.engine.loop(np.arange(4), step, {"row": start[:, 0]}, {}, work, rates)
+    trained, _ = sim.engine.train(np.arange(4), start, {}, effort, rates)
+    moved, _ = sim.engine.loop(np.arange(4), step, {"row": start[:, 0]}, {}, effort, rates)
     for client, rate in enumerate(rates.tolist()):
         alone = tiny.cohort(sim, [client])
         assert_close(trained[client], alone.train(start[[client]], lr=rate)[0])

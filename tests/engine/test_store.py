@@ -16,7 +16,7 @@ from coterie import memory
 from coterie.engine import stacked, store, waves
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
-from coterie.running import checkpoint, runs, server
+from coterie.running import checkpoint, round, runs
 
 PLACES = ("device", "host", "disk")
 CPU = torch.device("cpu")
@@ -225,24 +225,24 @@ def test_the_wave_follows_from_free_memory_and_the_models_of_a_client(tiny, monk
 # -- what must not grow with the clients ------------------------------------------------------------------------------
 
 
-def test_plans_for_scoring_are_kept_up_to_a_limit(tiny, monkeypatch):
-    """A plan of one client holds 1 x 1 x n samples and 5 numbers; the one used longest ago goes first."""
-    monkeypatch.setattr(stacked, "PLANS_KEPT", 40)
+def test_batches_for_scoring_are_kept_up_to_a_limit(tiny, monkeypatch):
+    """Those of one client are 1 x 1 x n samples and 5 numbers; the ones used longest ago go first."""
+    monkeypatch.setattr(stacked, "PACKED_KEPT", 40)
     engine = tiny.simulation(data=tiny.federation(sizes=(7, 12, 1, 5))).engine
-    first, second, third = (engine._split_plan(np.array([i]), 1, "train") for i in (0, 1, 2))  # 12, 17 and 6 numbers
-    assert engine._split_plan(np.array([0]), 1, "train") is first
-    engine._split_plan(np.array([3]), 1, "train")  # 10 more are 45, so the second, by now the oldest, goes
-    assert engine._split_plan(np.array([2]), 1, "train") is third
-    assert engine._split_plan(np.array([0]), 1, "train") is first
-    assert engine._split_plan(np.array([1]), 1, "train") is not second
-    assert engine._plans_hold == sum(plan.numbers for plan in engine._plans.values()) <= 40
+    first, second, third = (engine._whole(np.array([i]), 1, "train") for i in (0, 1, 2))  # 12, 17 and 6 numbers
+    assert engine._whole(np.array([0]), 1, "train") is first
+    engine._whole(np.array([3]), 1, "train")  # 10 more are 45, so the second, by now the oldest, goes
+    assert engine._whole(np.array([2]), 1, "train") is third
+    assert engine._whole(np.array([0]), 1, "train") is first
+    assert engine._whole(np.array([1]), 1, "train") is not second
+    assert engine._kept_numbers == sum(packed.numbers for packed in engine._kept.values()) <= 40
 
 
 def test_pairs_are_counted_among_a_few(tiny, monkeypatch):
     """Of 6 participants with 3 compared, the last round records the 3 x 3 cosines of the updates 0, 2 and 5."""
-    monkeypatch.setattr(server, "COMPARED", 3)
+    monkeypatch.setattr(round, "COMPARED", 3)
     sim = tiny.simulation(data=tiny.federation(sizes=(6, 3, 1, 5, 4, 9)), rounds=1)
-    start = sim.server.row
+    start = sim.server.state.row
     moved = torch.stack([sim.row(i, adapted=True) - start for i in (0, 2, 5)])
     found = torch.tensor(sim.round().report["cosines"], dtype=torch.float64)
     unit = moved / moved.norm(dim=1, keepdim=True)

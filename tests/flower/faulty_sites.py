@@ -13,8 +13,8 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from coterie.flower import client, site
-from coterie.flower.message import Encoder, parts_of
-from coterie.flower.wire import Part
+from coterie.flower.message import Encoder, parcels_of
+from coterie.flower.wire import Parcel
 
 app = ClientApp()
 FAULTS = {2: "raise", 3: "nan", 4: "hang", 5: "shape", 6: "replay", 7: "die", 8: "layout", 9: "norm"}
@@ -24,8 +24,8 @@ SITE = "oslo"
 
 @app.query()
 def answer(message, context):
-    parts = parts_of(message.content)
-    meta = parts[0].meta
+    parcels = parcels_of(message.content)
+    meta = parcels[0].meta
     trains = "local" in meta.get("do", ())
     home = Path(str(context.node_config["home"]))
     if context.node_config["name"] != SITE or not trains:
@@ -33,11 +33,11 @@ def answer(message, context):
     t = meta["round"] + 1
     fault = FAULTS.get(t)
     if fault == "hang":
-        site.Site.answer = lambda self, parts: time.sleep(600)
+        site.Site.answer = lambda self, parcels: time.sleep(600)
     if fault == "raise":
         raise RuntimeError("the site's disk is full")
     reply = client.answer(message, context)
-    (found,) = parts_of(reply.content)
+    (found,) = parcels_of(reply.content)
     if t == 1:
         (home / "first.pickle").write_bytes(pickle.dumps((found.meta, found.tensors)))
     if fault == "die":
@@ -51,5 +51,5 @@ def answer(message, context):
     if fault == "layout":
         found.meta["layout"] = "0" * 16
     if fault == "replay":
-        found = Part(*pickle.loads((home / "first.pickle").read_bytes()))
+        found = Parcel(*pickle.loads((home / "first.pickle").read_bytes()))
     return Message(Encoder().records([found]), reply_to=message)

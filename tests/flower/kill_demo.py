@@ -28,7 +28,7 @@ from rich.table import Table
 from coterie.data import Federation, load, partition
 from coterie.flower.job import Job
 from coterie.flower.plan import Plan
-from coterie.flower.site import join
+from coterie.flower.site import site_at
 from coterie.running import checkpoint
 from coterie.running.folder import Folder
 from coterie.running.simulation import Simulation
@@ -213,7 +213,7 @@ def main(out: Path) -> None:
         finally:
             demo.stop()
         job = Plan.read(demo.run / "plan.json").jobs[0]
-        alone = [join(name, path, "unused").federation(job) for name, path in files.items()]
+        alone = [site_at(name, path, "unused").federation(job) for name, path in files.items()]
         splits = [[one.client(0, split) for one in alone] for split in ("train", "test", "val")]
         together = Federation.from_splits(*splits, classes=job.classes, names=SITES)
         if not number:

@@ -8,7 +8,8 @@ from coterie import registry
 from coterie.data import Federation
 from coterie.flower.job import Job
 from coterie.flower.loopback import Loopback
-from coterie.flower.rounds import Policy, serve
+from coterie.flower.policy import Policy
+from coterie.flower.rounds import serve
 from coterie.flower.site import Site
 from coterie.flower.wire import Failure
 from coterie.running.config import Training

@@ -8,13 +8,13 @@ import torch
 from coterie.errors import CoterieError
 from coterie.flower.checks import (
     Arrived,
-    Gate,
+    Inspector,
     Limits,
     Quarantine,
     Received,
     agreed,
     ask_to_lift,
-    check,
+    judge,
     large,
     schema_of,
 )
@@ -42,7 +42,7 @@ SCHEMA = schema_of(upload().tensors)
 def refused(bad, **options):
     """The reason for the one bad upload among four honest ones; the honest ones must pass."""
     uploads = {**honest(4), "bad": bad}
-    accepted, rejected = check(uploads, SCHEMA, **options)
+    accepted, rejected = judge(uploads, SCHEMA, **options)
     assert list(accepted) == ["site0", "site1", "site2", "site3"]
     assert [client for client, _ in rejected] == ["bad"]
     return rejected[0][1]
@@ -88,11 +88,11 @@ def test_sample_counts_are_positive_whole_numbers(n):
 def test_a_sample_count_may_change_by_the_factor_and_no_more(n, fine):
     """From 50, a factor of 2 leads to 25 and to 100; both ends are allowed."""
     uploads = {**honest(3), "bad": upload(n=n)}
-    accepted, rejected = check(uploads, SCHEMA, before={"bad": 50, "site0": 50})
+    accepted, rejected = judge(uploads, SCHEMA, before={"bad": 50, "site0": 50})
     assert ("bad" in accepted) is fine
     assert rejected == ([] if fine else [("bad", f"the sample count went from 50 to {n}, by more than a factor of 2")])
-    assert check(uploads, SCHEMA, Limits(samples=None), before={"bad": 50})[1] == []  # allowed by option
-    assert check(uploads, SCHEMA)[1] == []  # nothing is known of the round before
+    assert judge(uploads, SCHEMA, Limits(samples=None), before={"bad": 50})[1] == []  # allowed by option
+    assert judge(uploads, SCHEMA)[1] == []  # nothing is known of the round before
 
 
 def test_an_update_a_thousand_times_as_long_is_refused():
@@ -103,7 +103,7 @@ def test_an_update_a_thousand_times_as_long_is_refused():
     times = float(reason.split()[2])
     assert 800 < times < 1250  # norms of 200 normal numbers differ by about 5 %, so 20 % is four standard deviations
     uploads = {**honest(4), "bad": upload(scale=1000.0)}
-    assert check(uploads, SCHEMA, Limits(norm=None))[1] == []  # off by option
+    assert judge(uploads, SCHEMA, Limits(norm=None))[1] == []  # off by option
 
 
 def test_the_bound_is_exact():
@@ -111,7 +111,7 @@ def test_the_bound_is_exact():
     uploads = {}
     for k, norm in enumerate((1, 1, 1, 10, 10.1)):
         uploads[str(k)] = Arrived(5, {"update": torch.tensor([norm, 0.0], dtype=torch.float64)})
-    accepted, rejected = check(uploads, schema_of(uploads["0"].tensors))
+    accepted, rejected = judge(uploads, schema_of(uploads["0"].tensors))
     assert list(accepted) == ["0", "1", "2", "3"]
     assert rejected == [("4", "update is 10.1 times as long as the median (10.1), more than 10")]
 
@@ -121,7 +121,7 @@ def test_honest_sites_that_differ_pass():
     uploads = {f"site{k}": upload(seed=k) for k in range(5)}
     uploads["short"] = upload(scale=0.02, n=3, loss=40.0)
     uploads["long"] = upload(scale=5.0, n=30_000, loss=1e-4)
-    accepted, rejected = check(uploads, SCHEMA)
+    accepted, rejected = judge(uploads, SCHEMA)
     assert rejected == []
     assert accepted == uploads
 
@@ -129,7 +129,7 @@ def test_honest_sites_that_differ_pass():
 def test_the_result_is_that_of_any_order():
     uploads = {**honest(4), "bad": upload(scale=1000.0), "worse": changed(upload(), n=0)}
     shuffled = dict(reversed(uploads.items()))
-    one, other = check(uploads, SCHEMA), check(shuffled, SCHEMA)
+    one, other = judge(uploads, SCHEMA), judge(shuffled, SCHEMA)
     assert one[0].keys() == other[0].keys()
     assert sorted(one[1]) == sorted(other[1])
 
@@ -137,31 +137,31 @@ def test_the_result_is_that_of_any_order():
 def test_small_cohorts_have_no_norm_check():
     """One or two uploads have no median that could tell the honest from the other."""
     pair = {"a": upload(), "b": upload(scale=1000.0)}
-    assert check({"b": pair["b"]}, SCHEMA) == ({"b": pair["b"]}, [])
-    assert check(pair, SCHEMA) == (pair, [])
+    assert judge({"b": pair["b"]}, SCHEMA) == ({"b": pair["b"]}, [])
+    assert judge(pair, SCHEMA) == (pair, [])
 
 
 def test_uploads_that_failed_before_do_not_count_for_the_median():
     """Two sound uploads and two with NaN are two, so no norm is compared."""
     broken = changed(upload(), loss=torch.full((2,), float("nan")))
-    accepted, rejected = check({"a": upload(), "b": upload(scale=1000.0), "c": broken, "d": broken}, SCHEMA)
+    accepted, rejected = judge({"a": upload(), "b": upload(scale=1000.0), "c": broken, "d": broken}, SCHEMA)
     assert sorted(accepted) == ["a", "b"]
     assert [client for client, _ in rejected] == ["c", "d"]
 
 
 def test_when_all_are_bad_nothing_is_left():
     uploads = {str(k): changed(upload(), loss=torch.full((2,), float("nan"))) for k in range(4)}
-    accepted, rejected = check(uploads, SCHEMA)
+    accepted, rejected = judge(uploads, SCHEMA)
     assert accepted == {}
     assert [client for client, _ in rejected] == list("0123")
-    assert check({}, SCHEMA) == ({}, [])
+    assert judge({}, SCHEMA) == ({}, [])
 
 
 def test_a_norm_beyond_all_numbers_is_refused_even_when_most_have_it():
     """1e300 squared is no double, so the norm is infinite; a median of infinity must not make that the measure."""
     huge = {str(k): Arrived(5, {"u": torch.full((4,), 1e300, dtype=torch.float64)}) for k in range(3)}
     huge["fine"] = Arrived(5, {"u": torch.ones(4, dtype=torch.float64)})
-    accepted, rejected = check(huge, schema_of(huge["fine"].tensors))
+    accepted, rejected = judge(huge, schema_of(huge["fine"].tensors))
     assert list(accepted) == ["fine"]
     assert len(rejected) == 3
 
@@ -170,7 +170,7 @@ def test_a_median_of_zero_bounds_nothing():
     """Sites that did not move must not make the one that did look bad."""
     still = Arrived(5, {"u": torch.zeros(4)})
     uploads = {"a": still, "b": still, "c": still, "d": Arrived(5, {"u": torch.ones(4)})}
-    assert check(uploads, schema_of(still.tensors))[1] == []
+    assert judge(uploads, schema_of(still.tensors))[1] == []
 
 
 def test_what_is_large():
@@ -185,8 +185,8 @@ def test_what_is_large():
 def test_whole_numbers_and_empty_uploads_are_fine():
     """A method may upload a cluster's number, or nothing at all."""
     choice = {str(k): Arrived(5, {"choice": torch.tensor(k)}) for k in range(4)}
-    assert check(choice, schema_of(choice["0"].tensors))[1] == []
-    assert check({str(k): Arrived(5, {}) for k in range(4)}, {})[1] == []
+    assert judge(choice, schema_of(choice["0"].tensors))[1] == []
+    assert judge({str(k): Arrived(5, {}) for k in range(4)}, {})[1] == []
 
 
 def test_the_schema_of_the_majority():
@@ -279,18 +279,18 @@ def test_a_guard_remembers_over_a_restart(tmp_path):
     """Two strikes before the server's restart and one after it make three; lifting survives a restart too."""
     uploads = {**honest(4), "bad": upload(scale=1000.0)}
     for strike in range(3):
-        gate = Gate(folder=tmp_path / "run")
+        gate = Inspector(folder=tmp_path / "run")
         assert gate.barred() == set()
         assert list(gate(received(uploads))) == ["bad"], strike
     assert gate.barred() == {"bad"}
-    assert Gate(folder=tmp_path / "run").barred() == {"bad"}
+    assert Inspector(folder=tmp_path / "run").barred() == {"bad"}
     ask_to_lift(tmp_path / "run", "bad")
-    assert Gate(folder=tmp_path / "run").barred() == set()
-    assert Gate(folder=tmp_path / "run").barred() == set()
+    assert Inspector(folder=tmp_path / "run").barred() == set()
+    assert Inspector(folder=tmp_path / "run").barred() == set()
 
 
 def test_a_guard_compares_sample_counts_with_the_last_accepted_ones():
-    gate = Gate()
+    gate = Inspector()
     assert gate(received({"a": upload(n=50), "b": upload(n=50)})) == {}
     assert gate(received({"a": upload(n=90), "b": upload(n=500)})) == {
         "b": "the sample count went from 50 to 500, by more than a factor of 2"
@@ -301,11 +301,11 @@ def test_a_guard_compares_sample_counts_with_the_last_accepted_ones():
 
 def test_introductions_have_no_count_and_no_norm_bound():
     uploads = {**honest(4), "long": upload(scale=1000.0), "bad": changed(upload(), loss=torch.full((2,), torch.nan))}
-    assert list(Gate()(received(uploads, "introduce", {}))) == ["bad"]
-    assert Gate()(received({})) == {}
+    assert list(Inspector()(received(uploads, "introduce", {}))) == ["bad"]
+    assert Inspector()(received({})) == {}
 
 
 def test_a_damaged_record_is_a_sentence(tmp_path):
     (tmp_path / "checks.json").write_text("{")
     with pytest.raises(CoterieError, match="is damaged"):
-        Gate(folder=tmp_path)
+        Inspector(folder=tmp_path)

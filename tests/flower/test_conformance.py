@@ -28,9 +28,9 @@ def kept(home, name, job, merged):
 
 def states_agree(data, sim, rounds, home):
     """Server state, every client's own state and its buffers: site by site beside the stacked engine's tables."""
-    tensors = rounds.server.tensors()
-    assert tensors.keys() == sim.server.tensors().keys()
-    for name, t in sim.server.tensors().items():
+    tensors = rounds.server.state.tensors()
+    assert tensors.keys() == sim.server.state.tensors().keys()
+    for name, t in sim.server.state.tensors().items():
         torch.testing.assert_close(tensors[name], t, **CLOSE)
     for i, name in enumerate(data.names[: sim.population]):
         own, buffers = kept(home, name, rounds.job, rounds.merged[name])
@@ -114,9 +114,9 @@ def test_what_was_trained_but_never_arrived_is_taken_back(tmp_path, method):
     lost = {0: {"lyon"}, 1: {"lyon", "turin"}, 2: {"berlin"}, 4: {"oslo"}}
 
     class Leaky(Loopback):
-        def deliver(self, name, parts):
-            answer = super().deliver(name, parts)
-            gone = name in lost.get(parts[0].meta["round"], ()) and "local" in parts[0].meta.get("do", ())
+        def deliver(self, name, parcels):
+            answer = super().deliver(name, parcels)
+            gone = name in lost.get(parcels[0].meta["round"], ()) and "local" in parcels[0].meta.get("do", ())
             return answer if not gone else toy.Failure("lost", "the answer never arrived.")
 
     data = toy.federation()

@@ -25,8 +25,8 @@ from coterie.flower.checks import Limits
 from coterie.flower.keys import ClientKeys, ServerKeys
 from coterie.flower.operator import lift, status
 from coterie.flower.plan import Plan
+from coterie.flower.policy import Policy
 from coterie.flower.processes import NODES, SERVER_APP, Address, SuperLink, operate, supervise
-from coterie.flower.rounds import Policy
 from coterie.running.folder import Folder
 
 pytestmark = pytest.mark.flower

@@ -16,12 +16,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from coterie.flower import client
 from coterie.flower.loopback import Loopback
-from coterie.flower.message import Encoder, parts_of
+from coterie.flower.message import Encoder, parcels_of
 from coterie.flower.plan import Plan
 from coterie.flower.rounds import serve
 from coterie.flower.server import GridTransport
 from coterie.flower.site import Site
-from coterie.flower.wire import Failure, Part
+from coterie.flower.wire import Failure, Parcel
 
 
 class Grid:
@@ -73,13 +73,14 @@ def configs(tmp_path):
 
 
 def test_records_carry_every_kind_of_tensor():
-    parts = [
-        Part({"a": 1}, {"x": torch.randn(2, 3), "empty": torch.zeros(0, 4), "flag": torch.tensor([True, False])}),
-        Part({"b": [None, "ü"]}), Part({}, {"x": torch.tensor(3.5, dtype=torch.float64), "n": torch.arange(4)[::2]}),
+    parcels = [
+        Parcel({"a": 1}, {"x": torch.randn(2, 3), "empty": torch.zeros(0, 4), "flag": torch.tensor([True, False])}),
+        Parcel({"b": [None, "ü"]}),
+        Parcel({}, {"x": torch.tensor(3.5, dtype=torch.float64), "n": torch.arange(4)[::2]}),
     ]
-    back = parts_of(Encoder().records(parts))
-    assert [part.meta for part in back] == [part.meta for part in parts]
-    for one, other in zip(parts, back, strict=True):
+    back = parcels_of(Encoder().records(parcels))
+    assert [parcel.meta for parcel in back] == [parcel.meta for parcel in parcels]
+    for one, other in zip(parcels, back, strict=True):
         assert one.tensors.keys() == other.tensors.keys()
         for name, t in one.tensors.items():
             assert other.tensors[name].dtype == t.dtype
@@ -95,7 +96,7 @@ def test_the_apps_do_what_sites_in_this_process_do(configs, tmp_path):
     plain = serve(jobs, Loopback(sites), toy.POLICY)
     for one, other in zip(through_grid, plain, strict=True):
         assert one.numbers == {"berlin": 0, "lyon": 1, "oslo": 2, "turin": 3}
-        assert torch.equal(one.server.row, other.server.row)
+        assert torch.equal(one.server.state.row, other.server.state.row)
     assert line.messages == 4 + 4 * 5  # who is there; introductions, three rounds, the end
 
 
@@ -107,26 +108,26 @@ def test_errors_of_flower_are_causes(configs):
     line = GridTransport(grid, poll=0.01)
     assert line.sites() == set(toy.NAMES)
     grid.fate = lambda node, message: fates.get(names[node])
-    part = Part({"protocol": 1, "kind": "present"})
-    found = line.ask({name: [part] for name in (*toy.NAMES, "zurich")}, 0.3, lambda got: False)
+    parcel = Parcel({"protocol": 1, "kind": "present"})
+    found = line.ask({name: [parcel] for name in (*toy.NAMES, "zurich")}, 0.3, lambda got: False)
     assert found["berlin"][0].meta["site"] == "berlin"
     assert found["lyon"] == Failure("lost", "node is gone")
     assert found["oslo"] == Failure("failed", "ValueError: no")
     assert found["zurich"].cause == "absent"
     assert "turin" not in found
-    first = line.ask({name: [part] for name in ("turin", "berlin")}, 30, lambda got: got == {"berlin"})
+    first = line.ask({name: [parcel] for name in ("turin", "berlin")}, 30, lambda got: got == {"berlin"})
     assert list(first) == ["berlin"]  # enough, so the node that hangs is not waited for
 
 
 def test_a_site_that_hangs_gives_up_when_the_server_has(configs, monkeypatch):
     """Otherwise its node could not take the next message."""
-    monkeypatch.setattr(Site, "answer", lambda self, parts: time.sleep(30))
+    monkeypatch.setattr(Site, "answer", lambda self, parcels: time.sleep(30))
     line = GridTransport(Grid(configs), poll=0.01)
-    part = Part({"protocol": 1, "kind": "round", "deadline": 0.2})
+    parcel = Parcel({"protocol": 1, "kind": "round", "deadline": 0.2})
     nodes = {config["name"]: node for node, config in configs.items()}
     line._names = {node: name for name, node in nodes.items()}
     began = time.monotonic()
-    found = line.ask({"berlin": [part]}, 20, lambda got: False)
+    found = line.ask({"berlin": [parcel]}, 20, lambda got: False)
     assert found["berlin"][0].meta["error"] == "the site did not answer within 0.2 s."
     assert time.monotonic() - began < 10
     with pytest.raises(ZeroDivisionError):
@@ -148,10 +149,10 @@ def test_a_second_node_of_one_name_is_left_alone(configs):
 def test_a_node_without_settings_says_what_it_lacks(configs):
     line = GridTransport(Grid({1: {"name": "berlin"}}))
     assert line.sites() == set()
-    message = Message(Encoder().records([Part({"protocol": 1, "kind": "present"})]), 1, "query")
+    message = Message(Encoder().records([Parcel({"protocol": 1, "kind": "present"})]), 1, "query")
     message.metadata.__dict__["_message_id"] = message.object_id
     reply = client.answer(message, Context(1, 1, {"name": "berlin"}, RecordDict(), {}))
-    assert "lacks data, home" in parts_of(reply.content)[0].meta["error"]
+    assert "lacks data, home" in parcels_of(reply.content)[0].meta["error"]
 
 
 def test_a_plan_is_the_same_after_it_was_written(tmp_path):

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from coterie.cli import app
 from coterie.errors import CoterieError
 from coterie.flower import operator
-from coterie.flower.checks import Gate, Limits
+from coterie.flower.checks import Inspector, Limits
 from coterie.flower.loopback import Loopback
 from coterie.flower.plan import Plan
 from coterie.flower.rounds import serve
-from coterie.flower.site import join
+from coterie.flower.site import site_at
 
 CONFIG = """method = "fedper"
 model = "mlp:hidden=5"
@@ -139,15 +139,15 @@ def test_what_cannot_run_is_refused_before_the_server_starts(config, tmp_path, c
 def test_a_rehearsal_shows_what_leaves_and_sends_nothing(config, files, tmp_path, method, introduces, uploads):
     """FedPer's head, 5 * 3 + 3 of 43 columns, stays at home; n is 60 less a quarter, less a tenth of the rest."""
     config.write_text(CONFIG.replace("fedper", method))
-    parts = operator.rehearse(config, str(files["oslo"]), tmp_path / "home", "oslo", {"device": "cpu"})
-    told = [part for part in parts if part.meta["kind"] == "introduce"]
-    trained = [part for part in parts if "n" in part.meta]
-    assert set().union(*(part.tensors for part in told)) == introduces
-    assert [set(part.tensors) for part in trained] == [uploads]
+    parcels = operator.rehearse(config, str(files["oslo"]), tmp_path / "home", "oslo", {"device": "cpu"})
+    told = [parcel for parcel in parcels if parcel.meta["kind"] == "introduce"]
+    trained = [parcel for parcel in parcels if "n" in parcel.meta]
+    assert set().union(*(parcel.tensors for parcel in told)) == introduces
+    assert [set(parcel.tensors) for parcel in trained] == [uploads]
     assert trained[0].meta["n"] == 41
     if method == "fedper":
         assert tuple(trained[0].tensors["update"].shape) == (1, 25)
-    shown = operator.sending(parts)
+    shown = operator.sending(parcels)
     cells = list(shown.columns[1].cells)
     assert {"n", "scores", *introduces, *uploads} <= set(cells)
 
@@ -162,8 +162,8 @@ def test_the_command_of_a_rehearsal(config, files):
 def trained(config, files, tmp_path):
     """A finished run of three sites in this process: its folder and the sites' homes."""
     plan = Plan.configured(config).placed(tmp_path / "run")
-    sites = [join(name, path, tmp_path / name, "cpu") for name, path in files.items()]
-    serve(plan.jobs, Loopback(sites), plan.policy, tmp_path / "run", Gate(plan.limits, tmp_path / "run"))
+    sites = [site_at(name, path, tmp_path / name, "cpu") for name, path in files.items()]
+    serve(plan.jobs, Loopback(sites), plan.policy, tmp_path / "run", Inspector(plan.limits, tmp_path / "run"))
     return tmp_path / "run"
 
 
@@ -203,7 +203,7 @@ def test_the_table_of_a_run(trained):
 def test_a_late_site_gets_a_model_from_the_finished_folder(trained, files, tmp_path, config):
     """The same command on the same folder serves whoever came since, by the method's rule for unseen clients."""
     np.savez(tmp_path / "zurich.npz", **np.load(files["lyon"]))
-    late = [join("zurich", tmp_path / "zurich.npz", tmp_path / "zurich", "cpu")]
+    late = [site_at("zurich", tmp_path / "zurich.npz", tmp_path / "zurich", "cpu")]
     plan = Plan.configured(config).placed(tmp_path / "run")
     serve(plan.jobs, Loopback(late), plan.policy, tmp_path / "run")
     (facts,) = (tmp_path / "zurich").glob("*/model.json")

@@ -23,8 +23,8 @@ import torch
 
 from coterie import registry
 from coterie.data import Federation
-from coterie.flower.rounds import Policy
-from coterie.flower.site import join
+from coterie.flower.policy import Policy
+from coterie.flower.site import site_at
 from coterie.running import checkpoint
 
 pytestmark = pytest.mark.flower
@@ -165,7 +165,7 @@ def together(files):
     """The sites' clients as one federation: every site's own split, put side by side."""
     shape = Federation.from_clients([(np.zeros((3, 4), np.float32), np.arange(3))], classes=toy.CLASSES)
     job = toy.job(shape, "fedavg")
-    alone = [join(name, path, "unused").federation(job) for name, path in files.items()]
+    alone = [site_at(name, path, "unused").federation(job) for name, path in files.items()]
     splits = [[one.client(0, split) for one in alone] for split in ("train", "test", "val")]
     return Federation.from_splits(*splits, classes=toy.CLASSES, names=list(files))
 
@@ -179,7 +179,7 @@ def test_rows_are_those_of_the_stacked_engine(ran, together, method):
     tensors, meta = checkpoint.load(folder / "server" / method / "checkpoint.safetensors")
     assert meta["round"] == 3
     assert list(meta["numbers"]) == list(toy.NAMES)
-    expected = {f"server.{name}": t for name, t in sim.server.tensors().items()}
+    expected = {f"server.{name}": t for name, t in sim.server.state.tensors().items()}
     assert tensors.keys() == expected.keys()
     for name, t in expected.items():
         torch.testing.assert_close(tensors[name], t, rtol=1e-5, atol=1e-5)

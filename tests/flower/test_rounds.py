@@ -14,14 +14,14 @@ import torch
 from coterie import streams
 from coterie.errors import CoterieError
 from coterie.flower import wire
-from coterie.flower.checks import Gate, Limits, Received, ask_to_lift
+from coterie.flower.checks import Inspector, Limits, Received, ask_to_lift
 from coterie.flower.job import Job
 from coterie.flower.loopback import Loopback, through
-from coterie.flower.rounds import Policy
-from coterie.flower.site import Site, join
-from coterie.flower.wire import Failure, Part
+from coterie.flower.policy import Policy
+from coterie.flower.site import Site, site_at
+from coterie.flower.wire import Failure, Parcel
 from coterie.running import checkpoint
-from coterie.running import server as serving
+from coterie.running.server import chance
 from coterie.running.simulation import Simulation
 
 
@@ -32,10 +32,10 @@ class Line(Loopback):
         super().__init__(sites)
         self.spoil, self.log = spoil, []
 
-    def deliver(self, name, parts):
-        answer = super().deliver(name, parts)
-        self.log.append((name, parts, answer))
-        changed = self.spoil(name, parts[0], answer) if self.spoil is not None else None
+    def deliver(self, name, parcels):
+        answer = super().deliver(name, parcels)
+        self.log.append((name, parcels, answer))
+        changed = self.spoil(name, parcels[0], answer) if self.spoil is not None else None
         return answer if changed is None else changed
 
 
@@ -77,7 +77,7 @@ def test_what_is_personal_is_in_no_upload(tmp_path):
     """FedPer's head stays: an upload has as many columns as the rest of the model, 4 * 5 + 5 of 43 with 5 hidden."""
     data = toy.federation()
     rounds, line, _ = trained(data, tmp_path, None, "fedper")
-    assert rounds.layout.size == 43
+    assert rounds.server.layout.size == 43
     sent = [a.tensors["update"] for _, _, (a,) in line.log if "update" in a.tensors]
     assert len(sent) == 12
     assert {tuple(t.shape) for t in sent} == {(1, 25)}
@@ -88,7 +88,7 @@ def test_a_site_refuses_to_tell_scores_that_were_not_agreed_on(tmp_path):
     line = Line(toy.sites(data, tmp_path))
     toy.run(data, [replace(toy.job(data, "fedavg"), scores=False)], tmp_path, line)
     name, (task,), _ = line.log[-1]
-    (answer,) = line.by_name[name].answer(through([Part({**task.meta, "do": ["score"]}, task.tensors)]))
+    (answer,) = line.by_name[name].answer(through([Parcel({**task.meta, "do": ["score"]}, task.tensors)]))
     assert "without scores" in answer.meta["error"]
 
 
@@ -116,19 +116,19 @@ def test_a_task_that_arrives_twice_is_answered_twice_alike(tmp_path):
 
 
 FAULTS = {
-    "raises": (lambda a: [Part({**a[0].meta, "error": "RuntimeError: no", "cause": "failed"})], "failed"),
+    "raises": (lambda a: [Parcel({**a[0].meta, "error": "RuntimeError: no", "cause": "failed"})], "failed"),
     "hangs": (lambda a: Failure("late", "no answer."), "late"),
-    "old round": (lambda a: [Part({**a[0].meta, "round": 0}, a[0].tensors)], "late"),
-    "wrong layout": (lambda a: [Part({**a[0].meta, "layout": "0" * 16}, a[0].tensors)], "mismatch"),
-    "other protocol": (lambda a: [Part({**a[0].meta, "protocol": 0}, a[0].tensors)], "mismatch"),
-    "another's name": (lambda a: [Part({**a[0].meta, "site": "oslo"}, a[0].tensors)], "mismatch"),
+    "old round": (lambda a: [Parcel({**a[0].meta, "round": 0}, a[0].tensors)], "late"),
+    "wrong layout": (lambda a: [Parcel({**a[0].meta, "layout": "0" * 16}, a[0].tensors)], "mismatch"),
+    "other protocol": (lambda a: [Parcel({**a[0].meta, "protocol": 0}, a[0].tensors)], "mismatch"),
+    "another's name": (lambda a: [Parcel({**a[0].meta, "site": "oslo"}, a[0].tensors)], "mismatch"),
     "two answers": (lambda a: [a[0], a[0]], "mismatch"),
-    "wrong shape": (lambda a: [Part(a[0].meta, {k: t[..., :-1] for k, t in a[0].tensors.items()})], "rejected"),
-    "wrong type": (lambda a: [Part(a[0].meta, {k: t.float() for k, t in a[0].tensors.items()})], "rejected"),
-    "not a number": (lambda a: [Part(a[0].meta, {k: t * torch.nan for k, t in a[0].tensors.items()})], "rejected"),
-    "far too long": (lambda a: [Part(a[0].meta, {k: t * 1000 for k, t in a[0].tensors.items()})], "rejected"),
-    "no samples": (lambda a: [Part({**a[0].meta, "n": 0}, a[0].tensors)], "rejected"),
-    "samples as text": (lambda a: [Part({**a[0].meta, "n": "7"}, a[0].tensors)], "rejected"),
+    "wrong shape": (lambda a: [Parcel(a[0].meta, {k: t[..., :-1] for k, t in a[0].tensors.items()})], "rejected"),
+    "wrong type": (lambda a: [Parcel(a[0].meta, {k: t.float() for k, t in a[0].tensors.items()})], "rejected"),
+    "not a number": (lambda a: [Parcel(a[0].meta, {k: t * torch.nan for k, t in a[0].tensors.items()})], "rejected"),
+    "far too long": (lambda a: [Parcel(a[0].meta, {k: t * 1000 for k, t in a[0].tensors.items()})], "rejected"),
+    "no samples": (lambda a: [Parcel({**a[0].meta, "n": 0}, a[0].tensors)], "rejected"),
+    "samples as text": (lambda a: [Parcel({**a[0].meta, "n": "7"}, a[0].tensors)], "rejected"),
 }
 
 
@@ -138,14 +138,15 @@ def test_a_faulty_answer_is_counted_by_cause_and_the_round_goes_on(tmp_path, fau
     spoil, cause = FAULTS[fault]
     data = toy.federation()
     rounds, _, _ = trained(
-        data, tmp_path / "faulty", lambda n, t, a: spoil(a) if n == "lyon" and in_round(t, 1) else None, check=Gate()
+        data, tmp_path / "faulty", lambda n, t, a: spoil(a) if n == "lyon" and in_round(t, 1) else None,
+        check=Inspector(),
     )
     expected, _, _ = trained(
         data, tmp_path / "absent", lambda n, t, a: Failure("lost", "") if n == "lyon" and in_round(t, 1) else None
     )
     assert [r["participants"] for r in rounds.rounds] == [4, 3, 4]
     assert rounds.rounds[1]["report"]["failures"] == {cause: 1}
-    assert torch.equal(rounds.server.row, expected.server.row)
+    assert torch.equal(rounds.server.state.row, expected.server.state.row)
 
 
 def test_the_runs_check_sees_uploads_before_they_are_merged(tmp_path):
@@ -181,12 +182,12 @@ def test_a_site_that_keeps_failing_is_quarantined_until_it_is_lifted(tmp_path):
             return FAULTS[kinds[task.meta["round"]]][0](answer)
         return None
 
-    gate = Gate(Limits(strikes=3), tmp_path)
-    rounds, _, _ = trained(toy.federation(), tmp_path, spoil, check=gate, rounds=8)
+    inspector = Inspector(Limits(strikes=3), tmp_path)
+    rounds, _, _ = trained(toy.federation(), tmp_path, spoil, check=inspector, rounds=8)
     assert [r["report"].get("failures", {}) for r in rounds.rounds] == [
         {"rejected": 1}, {"late": 1}, {"mismatch": 1}, {"rejected": 1}, {"barred": 1}, {"barred": 1}, {}, {}
     ]
-    assert gate.quarantine.state() == {"limit": 3, "strikes": {}, "held": {}}
+    assert inspector.quarantine.state() == {"limit": 3, "strikes": {}, "held": {}}
 
 
 @pytest.mark.parametrize("method", ["fedfew:models=2", "ditto", "scaffold", "fedavg+median"])
@@ -195,7 +196,7 @@ def test_random_drop_outs_are_those_of_the_simulation(tmp_path, method):
     data = toy.federation()
     one = toy.job(data, method, rounds=10)
     names = streams.integers("client", data.names)
-    drops = [serving.chance(one.training.seed, names, t, "dropout") < 0.3 for t in range(10)]
+    drops = [chance(one.training.seed, names, t, "dropout") < 0.3 for t in range(10)]
     assert 5 < sum(map(sum, drops)) < 20  # of 40 answers; expected are 12
 
     def lose(name, task, answer):
@@ -208,8 +209,8 @@ def test_random_drop_outs_are_those_of_the_simulation(tmp_path, method):
     for _ in range(10):
         sim.round()
     assert [r["participants"] for r in rounds.rounds] == [4 - int(sum(d)) for d in drops]
-    for name, t in sim.server.tensors().items():
-        torch.testing.assert_close(rounds.server.tensors()[name], t, rtol=1e-9, atol=1e-9)
+    for name, t in sim.server.state.tensors().items():
+        torch.testing.assert_close(rounds.server.state.tensors()[name], t, rtol=1e-9, atol=1e-9)
 
 
 # -- privacy ----------------------------------------------------------------------------------------------------------
@@ -232,8 +233,8 @@ def test_privacy_is_that_of_the_simulation(tmp_path, monkeypatch):
     (rounds,), _ = toy.run(data, [one], tmp_path, line, folder=tmp_path / "server")
     sim = toy.stacked(data, one)
     assert min(r["participants"] for r in rounds.rounds) == 0  # seed 4 has such rounds
-    torch.testing.assert_close(rounds.server.row, sim.server.row, rtol=1e-9, atol=1e-9)
-    assert rounds.rounds[-1]["report"]["epsilon"] == pytest.approx(sim.guard.spent(6), abs=1e-6)
+    torch.testing.assert_close(rounds.server.state.row, sim.server.state.row, rtol=1e-9, atol=1e-9)
+    assert rounds.rounds[-1]["report"]["epsilon"] == pytest.approx(sim.server.guard.spent(6), abs=1e-6)
     assert all("skipped" not in r["report"] for r in rounds.rounds)
     for _, _, (answer,) in line.log:
         assert set(answer.meta) == {*wire.ECHOED, "site"}
@@ -254,8 +255,8 @@ def test_an_adaptive_clip_survives_a_restart(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         toy.run(data, [one], place, Line(toy.sites(data, place), stop), folder=place / "server")
     again = toy.run(data, [one], place, folder=place / "server")[0][0]
-    assert again.guard.clip == whole.guard.clip != 0.1
-    assert torch.equal(again.server.row, whole.server.row)
+    assert again.server.guard.clip == whole.server.guard.clip != 0.1
+    assert torch.equal(again.server.state.row, whole.server.state.row)
 
 
 @pytest.mark.parametrize(("method", "given", "sentence"), [
@@ -292,7 +293,7 @@ def test_too_few_answers_skip_the_round(tmp_path):
     )
     assert rounds.rounds[2]["report"]["skipped"] == "2 answers are needed, 1 came"
     two, _, _ = trained(data, tmp_path / "two", None, rounds=2)
-    assert torch.equal(rounds.server.row, two.server.row)
+    assert torch.equal(rounds.server.state.row, two.server.state.row)
 
 
 def test_a_target_ends_the_round_early(tmp_path):
@@ -301,6 +302,61 @@ def test_a_target_ends_the_round_early(tmp_path):
     assert [r["participants"] for r in rounds.rounds] == [2, 2, 2]
     assert rounds.rounds[0]["report"]["failures"] == {"late": 2}
     assert [rounds.merged[name] for name in toy.NAMES] == [2, 2, -1, -1]
+
+
+def test_who_is_not_there_is_absent_and_who_is_not_waited_for_is_late(tmp_path, caplog):
+    """turin leaves after the admission, so nothing is sent to it: it is absent. oslo is asked and does not answer
+    before the target of two is reached: it is late, and not because the deadline of 30 s had passed."""
+    data = toy.federation()
+    line = Line(toy.sites(data, tmp_path))
+    line.sites = lambda: set(toy.NAMES) - ({"turin"} if line.messages >= 4 else set())
+    policy = replace(toy.POLICY, target=2)
+    with caplog.at_level("WARNING", "coterie.server"):
+        (rounds,), _ = toy.run(data, [toy.job(data, "fedavg", rounds=1)], tmp_path, line, policy=policy)
+    assert rounds.rounds[0]["report"]["failures"] == {"late": 1, "absent": 1}
+    assert caplog.messages[:2] == [
+        "fedavg, round 1: oslo: late enough others had answered.",
+        "fedavg, round 1: turin: absent the site was not there when the round began; it is asked when it is drawn "
+        "again.",
+    ]
+    trained = [name for name, (task,), _ in line.log if in_round(task, 0)]
+    assert trained == ["berlin", "lyon"]
+
+
+def test_a_barred_site_is_told_apart_from_an_absent_one(tmp_path, caplog):
+    class Check:
+        def __call__(self, received):
+            return {}
+
+        def barred(self):
+            return ["lyon"]
+
+    with caplog.at_level("WARNING", "coterie.server"):
+        trained(toy.federation(), tmp_path, None, check=Check(), rounds=1)
+    said = "the site is quarantined and is not asked until an operator lifts it."
+    assert caplog.messages == [f"ditto, round 1: lyon: barred {said}"]
+
+
+def test_nobody_is_left_out_of_an_admission(tmp_path):
+    """oslo's first introduction is lost: everybody is asked again and oslo is in. Where it stays silent, the run stops
+    after three attempts instead of training without it."""
+    data, lost = toy.federation(), []
+
+    def lose(times):
+        def spoil(name, task, answer):
+            if name == "oslo" and task.meta["kind"] == "introduce" and len(lost) < times:
+                lost.append(name)
+                return Failure("lost", "")
+            return None
+
+        return spoil
+
+    rounds, line, _ = trained(data, tmp_path / "once", lose(1), "fedavg")
+    assert rounds.clients == list(toy.NAMES)
+    assert sum(task.meta["kind"] == "introduce" for _, (task,), _ in line.log) == 8
+    with pytest.raises(CoterieError, match="in 3 attempts not every site that was there introduced itself"):
+        trained(data, tmp_path / "always", lose(100), "fedavg")
+    assert len(lost) == 1 + 3
 
 
 @pytest.mark.parametrize("when", ["asked", "answered"])
@@ -320,7 +376,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(tmp_path, when):
         toy.run(data, [one], tmp_path, Line(toy.sites(data, tmp_path), kill), folder=tmp_path / "server")
     (rounds,), _ = toy.run(data, [one], tmp_path, Loopback(toy.sites(data, tmp_path)), folder=tmp_path / "server")
     (whole,), _ = toy.run(data, [one], tmp_path / "whole")
-    assert torch.equal(rounds.server.row, whole.server.row)
+    assert torch.equal(rounds.server.state.row, whole.server.state.row)
     for name in toy.NAMES:
         mine, theirs = (
             checkpoint.load(root / name / "ditto" / "state.safetensors")[0] for root in (tmp_path, tmp_path / "whole")
@@ -374,8 +430,8 @@ def test_many_experiments_travel_in_one_message(tmp_path):
     assert line.messages == 4 * 5
     for job, rounds in zip(jobs, many, strict=True):
         (alone,), _ = toy.run(data, [job], tmp_path / "alone")
-        for name, t in alone.server.tensors().items():
-            assert torch.equal(t, rounds.server.tensors()[name])
+        for name, t in alone.server.state.tensors().items():
+            assert torch.equal(t, rounds.server.state.tensors()[name])
 
 
 # -- sentences --------------------------------------------------------------------------------------------------------
@@ -385,13 +441,14 @@ def test_many_experiments_travel_in_one_message(tmp_path):
     ({"protocol": 7}, "speaks protocol 7"), ({"layout": "beef"}, "layout of the model differs"),
     ({"method": "fedprox"}, "method differs"), ({"options": "FedAvg()"}, "options differs"),
     ({"kind": "dance"}, "no task of kind 'dance'"), ({"do": ["upload"]}, "may ask for join, score, local, deploy"),
-    ({"job": {}}, "settings cannot be read"), ({"record": "Module"}, "Nothing has fields"),
+    ({"job": {}}, "settings cannot be read"),
+    ({"record": "Module"}, "a state 'Module' was named that fedavg does not define"),
 ])
 def test_a_task_that_does_not_fit_is_refused_with_a_sentence(tmp_path, changed, sentence):
     data = toy.federation()
     _, line, _ = trained(data, tmp_path, None, "fedavg", rounds=1)
     name, (task,), _ = line.log[-1]
-    (answer,) = line.by_name[name].answer([Part({**task.meta, **changed}, task.tensors)])
+    (answer,) = line.by_name[name].answer([Parcel({**task.meta, **changed}, task.tensors)])
     assert sentence in answer.meta["error"]
     assert not answer.tensors
 
@@ -445,11 +502,11 @@ def test_without_flower_only_the_apps_are_missing(tmp_path):
     assert done.stdout.count("pip install 'coterie[flower]'") == 2
 
 
-def test_join_reads_the_sites_file(tmp_path):
+def test_site_at_reads_the_sites_file(tmp_path):
     """Twenty samples: five for testing, two of the other fifteen for validation."""
     import numpy as np
 
     np.savez(tmp_path / "ward.npz", x=np.zeros((20, 4), np.float32), y=np.arange(20) % 3)
-    data = join("ward", tmp_path / "ward.npz", tmp_path).federation(toy.job(toy.federation(), "fedavg"))
+    data = site_at("ward", tmp_path / "ward.npz", tmp_path).federation(toy.job(toy.federation(), "fedavg"))
     assert data.names == ("ward",)
     assert [int(data.sizes(split)[0]) for split in ("train", "val", "test")] == [13, 2, 5]

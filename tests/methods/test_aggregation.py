@@ -115,7 +115,7 @@ def test_cwfedavg_with_equal_label_distributions_is_fedavg(tiny, model, layers):
     data = labelled([[0, 1, 2], [0, 1, 2] * 2, [2, 0, 1] * 3])
     one = rounds(tiny.simulation(CwFedAvg(lam=0, layers=layers), model, data=data), 3)
     two = rounds(tiny.simulation("fedavg", model, data=data), 3)
-    assert_close(rows(one), two.server.row.expand(3, -1))
+    assert_close(rows(one), two.server.state.row.expand(3, -1))
 
 
 @pytest.mark.parametrize("model", ["mlp", "bn"])
@@ -126,7 +126,7 @@ def test_cwfedavg_with_one_class_per_group_is_fedavg_in_each_group(tiny, model):
     for group in ([0, 2], [1, 3]):
         part = Federation.from_splits([data.client(i) for i in group], classes=3, names=[names[i] for i in group])
         alone = rounds(tiny.simulation("fedavg", model, data=part), 3)
-        assert_close(rows(one)[group], alone.server.row.expand(2, -1))
+        assert_close(rows(one)[group], alone.server.state.row.expand(2, -1))
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -163,7 +163,7 @@ def test_the_mean_of_cwfedavgs_models_is_the_mean_of_what_was_sent(tiny):
 def test_equal_models_stay_as_they_are(tiny):
     """Whatever the labels, mixing copies of one model gives that model."""
     sim = tiny.simulation(CwFedAvg(layers="all"))
-    server = sim.method.merge(sim.server, uploads(sim, [0, 1, 3], update=noise(1, sim.layout.size).expand(3, -1)))
+    server = sim.method.merge(sim.server.state, uploads(sim, [0, 1, 3], update=noise(1, sim.layout.size).expand(3, -1)))
     assert_close(sim.method.personal(server, torch.arange(4)), (sim.init.row + noise(sim.layout.size)).expand(4, -1))
 
 
@@ -180,9 +180,9 @@ def test_norms_are_shares_with_the_right_slope():
 def test_cwfedavg_can_read_the_labels_off_the_weights(tiny):
     """`approx`: pi is the share of each row's norm in the head of a client's last upload; client 0 sent nothing."""
     sim = tiny.simulation(CwFedAvg(distribution="approx", lam=3.0))
-    before, update = sim.server.mix.clone(), 0.1 * noise(3, sim.layout.size)
-    trained = sim.method.personal(sim.server, torch.tensor([1, 2, 3])) + update
-    server = sim.method.merge(sim.server, uploads(sim, [1, 2, 3], update=update))
+    before, update = sim.server.state.mix.clone(), 0.1 * noise(3, sim.layout.size)
+    trained = sim.method.personal(sim.server.state, torch.tensor([1, 2, 3])) + update
+    server = sim.method.merge(sim.server.state, uploads(sim, [1, 2, 3], update=update))
     weight = sim.layout.views(trained)["2.weight"]
     assert_close(server.mix[1:], weight.norm(dim=2) / weight.norm(dim=2).sum(1, keepdim=True))
     assert torch.equal(server.mix[0], before[0])
@@ -196,18 +196,18 @@ def test_cwfedavg_serves_a_newcomer_by_its_labels(tiny, distribution):
     y = data.client(4)[1]
     pi = tensor([(y == c).double().mean() for c in range(3)])
     if distribution == "approx":
-        trained, _ = tiny.sgd(sim, 4, sim.server.row, tiny.steps_of(len(y), 3))
+        trained, _ = tiny.sgd(sim, 4, sim.server.state.row, tiny.steps_of(len(y), 3))
         pi = norms(sim.layout.views(trained)["2.weight"])
-    assert_close(sim.layout.cut(sim.row(4), "head"), pi @ sim.server.rows)
-    assert_close(sim.layout.cut(sim.row(4), "base"), sim.layout.cut(sim.server.row, "base"))
+    assert_close(sim.layout.cut(sim.row(4), "head"), pi @ sim.server.state.rows)
+    assert_close(sim.layout.cut(sim.row(4), "base"), sim.layout.cut(sim.server.state.row, "base"))
 
 
 def test_a_class_that_no_participant_holds_keeps_its_model(tiny):
     sim = tiny.simulation(CwFedAvg(), data=labelled([[0, 1], [0, 0, 1], [1, 1]]))
-    before = sim.server.rows.clone()
+    before = sim.server.state.rows.clone()
     sim.round()
-    assert torch.equal(sim.server.rows[2], before[2])
-    assert (sim.server.rows[:2] - before[:2]).abs().amax(1).min() > 1e-4
+    assert torch.equal(sim.server.state.rows[2], before[2])
+    assert (sim.server.state.rows[:2] - before[:2]).abs().amax(1).min() > 1e-4
 
 
 def test_cwfedavg_needs_classes(tiny):
@@ -268,7 +268,7 @@ def test_fedamp_rounds_by_hand(tiny):
         expected = local_rows(tiny, sim, w, correct=pulls)
         sim.round()
         assert_close(sim.own.row, expected)
-        assert_close(sim.server.rows, expected)
+        assert_close(sim.server.state.rows, expected)
         assert_close(rows(sim), expected)
         w = expected
 
@@ -278,7 +278,7 @@ def test_fedamp_serves_the_mean_to_a_newcomer_and_keeps_the_absent(tiny):
     sim = rounds(tiny.simulation("fedamp", data=data, participation=0.5), 1)
     assert_close(sim.row(4), sim.own.row.mean(0))
     absent = [i for i in range(4) if i not in sim.selected(0)]
-    assert torch.equal(sim.server.rows[absent], sim.init.row.expand(len(absent), -1))
+    assert torch.equal(sim.server.state.rows[absent], sim.init.row.expand(len(absent), -1))
 
 
 def test_heurfedamp_weights_by_hand():
@@ -336,7 +336,7 @@ def test_fedala_golden():
 def test_fedala_that_does_not_learn_its_weights_is_fedavg(tiny, model, layers):
     """W = 1 takes the shared model exactly: bit for bit."""
     one, two = (rounds(tiny.simulation(m, model), 3) for m in (FedALA(eta=0, layers=layers), "fedavg"))
-    assert torch.equal(one.server.row, two.server.row)
+    assert torch.equal(one.server.state.row, two.server.state.row)
     assert torch.equal(rows(one), rows(two))
 
 
@@ -352,12 +352,12 @@ def test_fedala_with_weights_of_zero_everywhere_is_local(tiny, model):
 def test_fedala_blends_its_layers_only(tiny, model, layers):
     """Elsewhere the served model is the shared one exactly; W stays in [0, 1] and has moved."""
     sim = rounds(tiny.simulation(FedALA(layers=layers), model, epochs=3), 3)
-    rest = sim.layout.cut(sim.server.row, f"~{layers}")
+    rest = sim.layout.cut(sim.server.state.row, f"~{layers}")
     assert torch.equal(sim.layout.cut(rows(sim), f"~{layers}"), rest.expand(4, -1))
     assert sim.own.w.min() >= 0
     assert sim.own.w.max() <= 1
     assert sim.own.w.min() < 0.9
-    assert (sim.layout.cut(rows(sim), layers) - sim.layout.cut(sim.server.row, layers)).abs().max() > 1e-3
+    assert (sim.layout.cut(rows(sim), layers) - sim.layout.cut(sim.server.state.row, layers)).abs().max() > 1e-3
 
 
 def test_fedala_by_hand(tiny):
@@ -368,18 +368,18 @@ def test_fedala_by_hand(tiny):
         starts = []
         for i, n in enumerate(tiny.SIZES):
             x, y = sim.federation.client(i)
-            own, shared = (sim.layout.cut(t, "head") for t in (sim.own.row[i], sim.server.row))
+            own, shared = (sim.layout.cut(t, "head") for t in (sim.own.row[i], sim.server.state.row))
             for batch in tiny.batches(tiny.stream(sim, i, "ala"), n, 3, passes * tiny.steps_of(n, 3)):
-                net = module(sim, sim.layout.put(sim.server.row, "head", own + (shared - own) * w[i]))
+                net = module(sim, sim.layout.put(sim.server.state.row, "head", own + (shared - own) * w[i]))
                 F.cross_entropy(net(x[batch]), y[batch]).backward()
                 gradient = torch.cat([net[2].weight.grad.flatten(), net[2].bias.grad])
                 w[i] = (w[i] - gradient * (shared - own)).clamp(0, 1)
-            starts.append(sim.layout.put(sim.server.row, "head", own + (shared - own) * w[i]))
+            starts.append(sim.layout.put(sim.server.state.row, "head", own + (shared - own) * w[i]))
         assert_close(rows(sim), torch.stack(starts))
         expected = share(sim) @ local_rows(tiny, sim, torch.stack(starts))
         sim.round()
         assert_close(sim.own.w, w)
-        assert_close(sim.server.row, expected)
+        assert_close(sim.server.state.row, expected)
     assert w.min() < 0.95
 
 
@@ -398,7 +398,7 @@ def test_fedala_serves_the_shared_model_to_whoever_has_not_trained(tiny):
     sim = rounds(tiny.simulation("fedala", data=data, participation=0.5), 1)
     absent = [i for i in range(4) if i not in sim.selected(0)]
     for client in (*absent, 4):
-        assert torch.equal(sim.row(client), sim.server.row)
+        assert torch.equal(sim.row(client), sim.server.state.row)
 
 
 # -- FedFomo ----------------------------------------------------------------------------------------------------------
@@ -449,14 +449,14 @@ def test_fedfomo_rounds_by_hand(tiny):
         assert (torch.stack(mixtures) - old).abs().max() > 1e-3
         sim.round()
         assert_close(sim.own.row, expected)
-        assert_close(sim.server.rows, expected)
-        assert_close(sim.server.gain, gain)
+        assert_close(sim.server.state.rows, expected)
+        assert_close(sim.server.state.gain, gain)
 
 
 def test_fedfomo_receives_those_it_gained_most_from(tiny):
     """`received=2`: the two largest entries of a client's gains, its own left out, ties by number."""
     sim = tiny.simulation(FedFomo(received=2))
-    server = replace(sim.server, rows=noise(4, sim.layout.size), gain=tensor(
+    server = replace(sim.server.state, rows=noise(4, sim.layout.size), gain=tensor(
         [[9, 1, 2, 3], [0, 9, 0, 0], [-1, -2, 9, -3], [0, 0.5, 1, 0]]
     ))
     offer = sim.method.send(server, torch.arange(4))
@@ -467,9 +467,9 @@ def test_fedfomo_receives_those_it_gained_most_from(tiny):
 def test_fedfomo_can_explore(tiny):
     """With explore=1 the choice is random but never oneself, and another one each round."""
     sim = tiny.simulation(FedFomo(received=2, explore=1.0), data=tiny.federation(sizes=(3,) * 12))
-    first = sim.method.send(sim.server, torch.arange(12)).who.each
+    first = sim.method.send(sim.server.state, torch.arange(12)).who.each
     sim.round()
-    second = sim.method.send(sim.server, torch.arange(12)).who.each
+    second = sim.method.send(sim.server.state, torch.arange(12)).who.each
     assert not torch.equal(first, second)
     for who in (first, second):
         assert not (who == torch.arange(12)[:, None]).any()
@@ -480,7 +480,7 @@ def test_fedfomo_mixes_a_model_for_a_newcomer(tiny):
     """It receives the models that others gained most from, and goes from their mean to those that help it."""
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
     sim = rounds(tiny.simulation(FedFomo(received=2), data=data, epochs=2), 3)
-    theirs = sim.own.row[sim.server.gain.mean(0).argsort(descending=True)[:2]]
+    theirs = sim.own.row[sim.server.state.gain.mean(0).argsort(descending=True)[:2]]
     start, split = theirs.mean(0), "val" if data.sizes("val")[4] else "train"
     omega = torch.stack([
         (loss(sim, 4, start, split) - loss(sim, 4, row, split)) / ((row - start).norm() + 1e-5) for row in theirs
@@ -507,7 +507,7 @@ def test_a_signature_of_all_samples_together(tiny):
     leading = torch.linalg.svd(x.T).U[:, :2]
     assert_close(basis @ basis.T, leading @ leading.T)
     sim = tiny.simulation(PACFL(vectors=2, by_label=False))
-    assert sim.server.basis.shape == (4, 4, 2)
+    assert sim.server.state.basis.shape == (4, 4, 2)
 
 
 def test_matched_angles():
@@ -526,14 +526,14 @@ def test_matched_angles():
 @pytest.mark.parametrize("model", MODELS)
 def test_pacfl_with_one_cluster_is_fedavg(tiny, model):
     one, two = (rounds(tiny.simulation(m, model), 3) for m in ("pacfl:beta=90", "fedavg"))
-    assert one.server.rows.shape[0] == 1
+    assert one.server.state.rows.shape[0] == 1
     assert_close(rows(one), rows(two))
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_pacfl_with_clients_apart_is_local(tiny, model):
     one, two = (rounds(tiny.simulation(m, model), 3) for m in ("pacfl:beta=-1", "local"))
-    assert sorted(one.server.cluster.tolist()) == [0, 1, 2, 3]
+    assert sorted(one.server.state.cluster.tolist()) == [0, 1, 2, 3]
     assert_close(rows(one), rows(two))
 
 
@@ -555,10 +555,10 @@ def test_pacfl_finds_groups_that_span_different_planes(tiny, options):
     """Even and odd clients; inside a group the rows are FedAvg's on that group alone."""
     data = planes()
     sim = rounds(tiny.simulation(PACFL(**options), data=data), 2)
-    assert sim.server.cluster.tolist() in ([0, 1] * 3, [1, 0] * 3)
+    assert sim.server.state.cluster.tolist() in ([0, 1] * 3, [1, 0] * 3)
     odd = Federation.from_splits([data.client(i) for i in (1, 3, 5)], classes=3, names=["1", "3", "5"])
     alone = rounds(tiny.simulation("fedavg", data=odd), 2)
-    assert_close(rows(sim)[[1, 3, 5]], alone.server.row.expand(3, -1))
+    assert_close(rows(sim)[[1, 3, 5]], alone.server.state.row.expand(3, -1))
 
 
 def test_pacfl_sends_a_newcomer_to_the_nearest_cluster(tiny):
@@ -577,7 +577,7 @@ def test_pacfl_sends_a_newcomer_to_the_nearest_cluster(tiny):
 @pytest.mark.parametrize("model", MODELS)
 def test_cfl_that_never_splits_is_fedavg(tiny, model):
     one, two = (rounds(tiny.simulation(m, model), 4) for m in ("cfl:eps2=inf", "fedavg"))
-    assert_close(one.server.rows, two.server.row[None])
+    assert_close(one.server.state.rows, two.server.state.row[None])
     assert_close(rows(one), rows(two))
 
 
@@ -585,7 +585,7 @@ def test_unweighted_cfl_is_the_plain_mean(tiny):
     sim = tiny.simulation("cfl:eps2=inf,weighted=false")
     expected = local_rows(tiny, sim, sim.init.row).mean(0)
     sim.round()
-    assert_close(sim.server.rows[0], expected)
+    assert_close(sim.server.state.rows[0], expected)
 
 
 def directed(sim, directions):
@@ -603,7 +603,7 @@ def test_cfl_splits_opposite_clients(tiny):
     """Delta = +-u: the mean stands still, all move; both halves go on from the same model and keep their numbers."""
     sim = equal_clients(tiny, 6, CFL())
     update = directed(sim, [[1.0], [-1.0], [-1.0], [1.0], [-1.0], [1.0]])
-    tree = sim.method.merge(sim.server, uploads(sim, range(6), update=update))
+    tree = sim.method.merge(sim.server.state, uploads(sim, range(6), update=update))
     assert tree.cluster.tolist() == [0, 1, 1, 0, 1, 0]
     assert torch.equal(tree.rows[0], tree.rows[1])
     assert tree.rows.shape[0] == 2
@@ -613,7 +613,7 @@ def test_cfl_numbers_clients_rightly_at_the_second_split(tiny):
     """Leaf {1, 2, 4, 6} splits into {1, 4} and {2, 6}; positions inside the leaf are not client numbers."""
     sim = equal_clients(tiny, 7, CFL(smallest=2))
     first = directed(sim, [[1, 0], [-1, 0.1], [-1, -0.1], [1, 0], [-1, 0.1], [1, 0], [-1, -0.1]])
-    tree = sim.method.merge(sim.server, uploads(sim, range(7), update=first))
+    tree = sim.method.merge(sim.server.state, uploads(sim, range(7), update=first))
     assert tree.cluster.tolist() == [0, 1, 1, 0, 1, 0, 1]
     second = directed(sim, [[1, 0], [0, 1], [0, -1], [1, 0], [0, 1], [1, 0], [0, -1]])
     tree = sim.method.merge(tree, uploads(sim, range(7), update=second))
@@ -633,20 +633,20 @@ def test_cfl_conditions(tiny, options, split):
     """Updates +-u of norm 1 and mean 0, cosine across -1: allowed while -1 < 1 - 2 gamma^2, i.e. gamma < 1."""
     sim = equal_clients(tiny, 6, CFL(**options))
     update = directed(sim, [[1.0], [-1.0]] * 3)
-    tree = sim.method.merge(sim.server, uploads(sim, range(6), update=update))
+    tree = sim.method.merge(sim.server.state, uploads(sim, range(6), update=update))
     assert (len(tree.rows) == 2) is split
 
 
 def test_cfl_does_not_split_clients_that_agree(tiny):
     sim = equal_clients(tiny, 5, CFL(eps1=2.0, eps2=0.0))
-    tree = sim.method.merge(sim.server, uploads(sim, range(5), update=noise(1, sim.layout.size).repeat(5, 1)))
+    tree = sim.method.merge(sim.server.state, uploads(sim, range(5), update=noise(1, sim.layout.size).repeat(5, 1)))
     assert len(tree.rows) == 1
 
 
 def test_cfl_places_the_absent_by_their_last_update(tiny):
     sim = equal_clients(tiny, 6, CFL(eps2=0.6))
     still = directed(sim, [[1.0], [-1.0], [1.0], [-1.0], [1.0], [-1.0]])
-    tree = replace(sim.server, moves=still, peak=tensor(1.0))
+    tree = replace(sim.server.state, moves=still, peak=tensor(1.0))
     tree = sim.method.merge(tree, uploads(sim, [0, 1, 2, 3], update=still[:4]))
     assert tree.cluster.tolist() == [0, 1, 0, 1, 0, 1]
 
@@ -666,7 +666,7 @@ def test_opposite_groups_are_found_and_learned(tiny, method):
     """Two groups with opposite targets: each gets its model, and so does a newcomer of either group."""
     data, w = opposite(unseen=2)
     sim = rounds(tiny.simulation(method, "regression", data=data, batch=0, epochs=5), 40)
-    assert sim.server.rows.shape[0] == 2
+    assert sim.server.state.rows.shape[0] == 2
     for client in range(8):
         sign = 1 if int(data.names[client]) % 2 else -1
         assert_close(sim.row(client)[:4], sign * w, rtol=1e-3, atol=1e-3)
@@ -680,8 +680,8 @@ def test_clusters_partition_the_clients(tiny, method):
     most = 1
     for _ in range(5):
         sim.round()
-        found = torch.bincount(sim.server.cluster, minlength=len(sim.server.rows))
-        assert (len(found), int(found.sum())) == (len(sim.server.rows), 8)
+        found = torch.bincount(sim.server.state.cluster, minlength=len(sim.server.state.rows))
+        assert (len(found), int(found.sum())) == (len(sim.server.state.rows), 8)
         assert "fesem" in method or (found > 0).all()
         most = max(most, len(found))
     assert most > 1
@@ -695,9 +695,9 @@ def test_fesem_with_one_centre_is_the_plain_mean(tiny, model):
     """K = 1: theta <- mean over clients of SGD_i(theta), whatever their sizes; three rounds."""
     sim = tiny.simulation("fesem:models=1", model)
     for _ in range(3):
-        expected = local_rows(tiny, sim, sim.server.rows[0]).mean(0)
+        expected = local_rows(tiny, sim, sim.server.state.rows[0]).mean(0)
         sim.round()
-        assert_close(sim.server.rows[0], expected)
+        assert_close(sim.server.state.rows[0], expected)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -713,7 +713,8 @@ def test_fesem_never_raises_its_objective(tiny, weighted):
     theta = noise(8, sim.layout.size)
     n = torch.from_numpy(sim.federation.sizes("train")).double() if weighted else torch.ones(8, dtype=torch.float64)
     server = replace(
-        sim.server, rows=noise(3, sim.layout.size, seed=1), cluster=torch.arange(8) % 3, placed=torch.tensor([True])
+        sim.server.state, rows=noise(3, sim.layout.size, seed=1), cluster=torch.arange(8) % 3,
+        placed=torch.tensor([True]),
     )
 
     def objective(state):
@@ -740,7 +741,7 @@ def test_fesem_rounds_by_hand(tiny):
         choice = tensor([[(row - c).norm() for c in centres] for row in theta]).argmin(1)
         centres = torch.stack([theta[choice == k].mean(0) if (choice == k).any() else centres[k] for k in range(2)])
         sim.round()
-        assert sim.server.cluster.tolist() == choice.tolist()
+        assert sim.server.state.cluster.tolist() == choice.tolist()
         assert_close(rows(sim), centres[choice])
         theta = local_rows(tiny, sim, centres[choice])
 
@@ -748,7 +749,7 @@ def test_fesem_rounds_by_hand(tiny):
 def test_an_empty_cluster_keeps_its_centre_and_all_clients_stay_assigned(tiny):
     sim = tiny.simulation(FeSEM(models=2))
     far = torch.stack([sim.init.row, sim.init.row + 100])
-    server = replace(sim.server, rows=far, placed=torch.tensor([True]))
+    server = replace(sim.server.state, rows=far, placed=torch.tensor([True]))
     server = sim.method.merge(server, uploads(sim, [0, 2], update=noise(2, sim.layout.size)))
     assert torch.equal(server.rows[1], far[1])
     assert server.cluster.tolist() == [0, 0, 0, 0]
@@ -760,7 +761,7 @@ def test_fesem_can_pull_to_its_centre(tiny):
     start = sim.layout.views(sim.init.row)
     trained = local_rows(tiny, sim, sim.init.row, correct=lambda name, g, value: g + 0.5 * (value - start[name]))
     sim.round()
-    assert_close(sim.server.rows[0], trained.mean(0))
+    assert_close(sim.server.state.rows[0], trained.mean(0))
 
 
 # -- FedSoft ----------------------------------------------------------------------------------------------------------
@@ -782,7 +783,7 @@ def winners(sim, client, centres):
 def test_fedsoft_rounds_by_hand(tiny):
     """u from the samples' winners (zeros become sigma), SGD with lam sum_s u_s (w - c_s), c_s = sum_i v_is w_i."""
     sim = tiny.simulation(FedSoft(models=2, lam=0.7, sigma=0.01))
-    centres, w, n = sim.server.rows.clone(), sim.init.row.expand(4, -1), tensor(tiny.SIZES)
+    centres, w, n = sim.server.state.rows.clone(), sim.init.row.expand(4, -1), tensor(tiny.SIZES)
     for _ in range(2):
         u = torch.stack([winners(sim, i, centres) for i in range(4)]).clamp(min=0.01)
 
@@ -798,14 +799,14 @@ def test_fedsoft_rounds_by_hand(tiny):
         sim.round()
         assert_close(sim.own.u, u)
         assert_close(sim.own.row, w)
-        assert_close(sim.server.rows, centres)
+        assert_close(sim.server.state.rows, centres)
     assert torch.equal(rows(sim), sim.own.row)
 
 
 def test_fedsoft_importance(tiny):
     """All samples won by one cluster: one-hot up to sigma; K = 1: u = 1; the clients' parts of a cluster sum to 1."""
     sim = tiny.simulation(FedSoft(models=3, sigma=1e-4))
-    centres = sim.server.rows.clone()
+    centres = sim.server.state.rows.clone()
     centres[0] = rounds(tiny.simulation("local", epochs=60), 1).own.row[2]  # client 2 has one sample: fits it
     payload = Models(centres.expand(4, -1, -1))
     assert_close(sim.method.importance(tiny.cohort(sim), payload)[2], tensor([1, 1e-4, 1e-4]))
@@ -833,14 +834,14 @@ def test_fedsoft_of_selected_clients_is_their_plain_mean(tiny):
     sim, pairs = tiny.simulation(FedSoft(models=2, selected=2)), set()
     for _ in range(6):
         sim.round()
-        for centre in sim.server.rows:
+        for centre in sim.server.state.rows:
             means = {(i, j): (sim.own.row[i] + sim.own.row[j]) / 2 for i, j in itertools.combinations(range(4), 2)}
             apart = {pair: (mean - centre).abs().max().item() for pair, mean in means.items()}
             pairs.add(min(apart, key=apart.get))
             assert min(apart.values()) < 1e-12
     assert len(pairs) > 1
     everybody = rounds(tiny.simulation(FedSoft(models=2, selected=4)), 1)
-    assert_close(everybody.server.rows, everybody.own.row.mean(0).expand(2, -1))
+    assert_close(everybody.server.state.rows, everybody.own.row.mean(0).expand(2, -1))
     with pytest.raises(CoterieError, match="at least 1"):
         tiny.simulation("fedsoft:selected=0")
 
@@ -850,7 +851,7 @@ def test_fedsoft_counts_samples_every_other_round(tiny):
     before = sim.own.u.clone()
     sim.round()
     assert torch.equal(sim.own.u, before)
-    expected = torch.stack([winners(sim, i, sim.server.rows) for i in range(4)]).clamp(min=1e-4)
+    expected = torch.stack([winners(sim, i, sim.server.state.rows) for i in range(4)]).clamp(min=1e-4)
     sim.round()
     assert_close(sim.own.u, expected)
 
@@ -859,7 +860,7 @@ def test_fedsoft_mixes_and_trains_a_newcomers_model(tiny):
     """w = sum_s u_s c_s (u normalised), then a round of SGD near the cluster models."""
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
     sim = rounds(tiny.simulation(FedSoft(models=2, lam=0.3), data=data), 2)
-    centres = sim.server.rows
+    centres = sim.server.state.rows
     u = winners(sim, 4, centres).clamp(min=1e-4)
     near = [sim.layout.views(c) for c in centres]
 
@@ -901,7 +902,7 @@ class Twin(nn.Module):
 def test_pfedhn_steps_are_sgd_on_the_surrogate(tiny, clip):
     """torch.optim.SGD (momentum, decay, clipped) on mean_i <stopgrad(theta_i - theta~_i), H(e_i)>; three rounds."""
     sim = tiny.simulation(PFedHN(hidden=6, depth=2, clip=clip, server_lr=0.3))
-    twin = Twin(sim.method, sim.server)
+    twin = Twin(sim.method, sim.server.state)
     tolerance = {} if clip == 50 else {"rtol": 1e-3, "atol": 1e-6}  # torch divides by norm + 1e-6
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.3, momentum=0.9, weight_decay=1e-3)
     for _ in range(3):
@@ -913,8 +914,8 @@ def test_pfedhn_steps_are_sgd_on_the_surrogate(tiny, clip):
         nn.utils.clip_grad_norm_(twin.parameters(), clip)
         optimizer.step()
         sim.round()
-        assert_close(sim.server.psi, twin.psi(), **tolerance)
-        assert_close(sim.server.e, twin.e.detach(), **tolerance)
+        assert_close(sim.server.state.psi, twin.psi(), **tolerance)
+        assert_close(sim.server.state.e, twin.e.detach(), **tolerance)
 
 
 class Table(PFedHN):
@@ -930,8 +931,8 @@ def test_pfedhn_with_one_hot_embeddings_is_local(tiny):
     """H(e) = W e with frozen one-hot e: column i is client i's model, and a step of size M takes the whole update."""
     sim = tiny.simulation(Table(embedding=4, hidden=4, momentum=0.0, decay=0.0, clip=1e9, server_lr=4.0))
     outer = torch.cat([sim.init.row[:, None].expand(-1, 4), torch.zeros_like(sim.init.row)[:, None]], 1)
-    psi = torch.cat([sim.server.psi[: -outer.numel()], outer.flatten()])
-    sim.server = replace(sim.server, e=torch.eye(4, dtype=torch.float64), psi=psi)
+    psi = torch.cat([sim.server.state.psi[: -outer.numel()], outer.flatten()])
+    sim.server.state = replace(sim.server.state, e=torch.eye(4, dtype=torch.float64), psi=psi)
     alone = tiny.simulation("local")
     for _ in range(3):
         sim.round()
@@ -949,14 +950,14 @@ def test_pfedhn_starts_near_a_fresh_model(tiny):
     """The output's bias is a fresh model: with spread 0 it is what every client gets; k = 1 + M // 4."""
     sim = tiny.simulation("pfedhn:spread=0")
     assert torch.equal(rows(sim), sim.init.row.expand(4, -1))
-    assert sim.server.e.shape == (4, 2)
+    assert sim.server.state.e.shape == (4, 2)
     apart = rows(tiny.simulation("pfedhn")) - sim.init.row
     assert 0 < apart.square().mean().sqrt() < 0.3 * sim.init.row.square().mean().sqrt()
 
 
 def test_embeddings_are_normal_and_differ(tiny):
     """Drawn from each client's own stream: N(0, 1), and all different."""
-    e = tiny.simulation("pfedhn:embedding=50,hidden=2,depth=0", data=tiny.federation(sizes=(1,) * 40)).server.e
+    e = tiny.simulation("pfedhn:embedding=50,hidden=2,depth=0", data=tiny.federation(sizes=(1,) * 40)).server.state.e
     assert len(e.unique()) == 2000
     assert abs(e.mean().item()) < 4 / 2000**0.5
     assert abs(e.std().item() - 1) < 4 / 4000**0.5
@@ -966,17 +967,17 @@ def test_a_newcomer_of_pfedhn_fits_its_embedding_only(tiny):
     """The hypernetwork and the others' embeddings keep their bits; the fitted embedding lowers the newcomer's loss."""
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
     sim = rounds(tiny.simulation(PFedHN(hidden=8, depth=1, server_lr=0.3, adapt=30), data=data), 10)
-    admitted = sim._admitted(sim.server, data.unseen)
-    for name, t in sim.server.tensors().items():
+    admitted = sim.admitted(data.unseen).state
+    for name, t in sim.server.state.tensors().items():
         assert torch.equal(admitted.tensors()[name][: len(t)], t), name
-    mean = sim.method.rows(sim.server, sim.server.e.mean(0, keepdim=True))[0]
+    mean = sim.method.rows(sim.server.state, sim.server.state.e.mean(0, keepdim=True))[0]
     assert loss(sim, 4, sim.row(4)) < loss(sim, 4, mean) - 1e-4
 
 
 def test_pfedhn_pc_by_hand(tiny):
     """Bodies H(e_i) under heads that stay: SGD on both jointly, the server steps by SGD on the body's surrogate."""
     sim = tiny.simulation(PFedHN(personal="head", hidden=6, depth=2, server_lr=0.3))
-    twin, body = Twin(sim.method, sim.server), sim.layout.columns("~head")
+    twin, body = Twin(sim.method, sim.server.state), sim.layout.columns("~head")
     head = sim.layout.cut(sim.init.row, "head").expand(4, -1)
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.3, momentum=0.9, weight_decay=1e-3)
     for _ in range(3):
@@ -990,8 +991,8 @@ def test_pfedhn_pc_by_hand(tiny):
         sim.round()
         head = sim.layout.cut(trained, "head")
         assert_close(sim.own.row, head)
-        assert_close(sim.server.psi, twin.psi())
-        assert_close(sim.server.e, twin.e.detach())
+        assert_close(sim.server.state.psi, twin.psi())
+        assert_close(sim.server.state.e, twin.e.detach())
     assert registry.method("pfedhn:pc") == PFedHN(personal="head")
 
 
@@ -999,8 +1000,8 @@ def test_a_newcomer_of_pfedhn_pc_fits_its_embedding_and_then_its_head(tiny):
     """The embedding under the initial head, by full gradient steps of autograd; then a round of the head alone."""
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
     sim = rounds(tiny.simulation(PFedHN(personal="head", hidden=6, depth=1, adapt=3), data=data), 2)
-    twin, body = Twin(sim.method, sim.server), sim.layout.columns("~head")
-    e = sim.server.e.mean(0)
+    twin, body = Twin(sim.method, sim.server.state), sim.layout.columns("~head")
+    e = sim.server.state.e.mean(0)
     x, y = data.client(4)
     for _ in range(3):
         e = e.detach().requires_grad_()
@@ -1014,7 +1015,7 @@ def test_a_newcomer_of_pfedhn_pc_fits_its_embedding_and_then_its_head(tiny):
         slope = torch.cat([dict(net.named_parameters())[entry.name].grad.flatten() for entry in sim.layout.entries])
         (grad,) = torch.autograd.grad(z, e, slope[body])
         e = e.detach() - 0.1 * grad
-    written = sim.method.rows(sim.server, e[None])[0]
+    written = sim.method.rows(sim.server.state, e[None])[0]
     start = sim.layout.put(sim.init.row, "~head", written)
     expected = tiny.sgd(sim, 4, start, tiny.steps_of(int(data.sizes("train")[4]), 3), part="head")[0]
     assert_close(sim.row(4), expected)
@@ -1024,13 +1025,13 @@ def test_pfedhn_averages_buffers(tiny):
     """What a hypernetwork cannot write, running statistics and counters, is FedAvg's."""
     sim = tiny.simulation("pfedhn", "bn")
     trained = local_rows(tiny, sim, rows(sim))
-    before = sim.layout.cut(sim.server.row, "parameters").clone()
+    before = sim.layout.cut(sim.server.state.row, "parameters").clone()
     sim.round()
     statistics = [e for e in sim.layout.entries if e.kind == "statistic"]
     for entry in statistics:
         columns = slice(entry.start, entry.stop)
         assert_close(rows(sim)[:, columns], (share(sim) @ trained[:, columns]).expand(4, -1))
-    assert torch.equal(sim.layout.cut(sim.server.row, "parameters"), before)
+    assert torch.equal(sim.layout.cut(sim.server.state.row, "parameters"), before)
 
 
 # -- presets ----------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def module_of(sim, row):
 def test_keeping_nothing_is_fedavg(tiny, method, model):
     """Everything is shared: phi is the whole model."""
     one, two = (rounds(tiny.simulation(m, model), 3) for m in (f"{method}:personal=none", "fedavg"))
-    assert_close(one.server.row, two.server.row)
+    assert_close(one.server.state.row, two.server.state.row)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -71,7 +71,7 @@ def test_keeping_everything_is_local(tiny, method, model):
     """Nothing is shared: every client trains its whole model alone, bit for bit."""
     one, two = (rounds(tiny.simulation(m, model), 3) for m in (registry.method(method, personal="all"), "local"))
     assert torch.equal(one.own.row, two.own.row)
-    assert one.server.row.numel() == 0
+    assert one.server.state.row.numel() == 0
 
 
 def test_fedper_round_by_hand(tiny):
@@ -80,7 +80,7 @@ def test_fedper_round_by_hand(tiny):
     for _ in range(2):
         trained = sgd(tiny, sim, deployed(sim))
         sim.round()
-        assert_close(sim.server.row, mean(sim, trained, "~head"))
+        assert_close(sim.server.state.row, mean(sim, trained, "~head"))
         assert_close(sim.own.row, sim.layout.cut(trained, "head"))
 
 
@@ -96,18 +96,18 @@ def test_fedrep_round_by_hand(tiny, model):
         fitted = sgd(tiny, sim, deployed(sim), "head", epochs=5)
         trained = sgd(tiny, sim, fitted, "~head", epochs=1)
         sim.round()
-        assert_close(sim.server.row, mean(sim, trained, "~head"))
+        assert_close(sim.server.state.row, mean(sim, trained, "~head"))
         assert_close(sim.own.row, sim.layout.cut(trained, "head"))
 
 
 def test_fedrep_phases_leave_the_other_part_bit_unchanged(tiny):
     """Without a body phase phi stays as it was; without a head phase the heads do."""
     no_body = rounds(tiny.simulation("fedrep:body_epochs=0"), 2)
-    assert torch.equal(no_body.server.row, no_body.layout.cut(no_body.init.row, "~head"))
+    assert torch.equal(no_body.server.state.row, no_body.layout.cut(no_body.init.row, "~head"))
     assert (no_body.own.row - no_body.layout.cut(no_body.init.row, "head")).abs().amax(1).min() > 1e-6
     no_head = rounds(tiny.simulation("fedrep:head_epochs=0"), 2)
     assert torch.equal(no_head.own.row, no_head.layout.cut(no_head.init.row, "head").expand(4, -1))
-    assert (no_head.server.row - no_head.layout.cut(no_head.init.row, "~head")).abs().max() > 1e-6
+    assert (no_head.server.state.row - no_head.layout.cut(no_head.init.row, "~head")).abs().max() > 1e-6
 
 
 def test_fedrep_head_phase_is_least_squares_on_the_features(tiny):
@@ -118,7 +118,7 @@ def test_fedrep_head_phase_is_least_squares_on_the_features(tiny):
         return nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 1))
 
     sim = tiny.simulation(FedRep(head_epochs=700, body_epochs=0), build, data=data, batch=0, lr=0.4)
-    body = sim.server.row.view(2, 4)
+    body = sim.server.state.row.view(2, 4)
     sim.round()
     for client in range(2):
         x, y = data.client(client)
@@ -129,7 +129,7 @@ def test_fedrep_head_phase_is_least_squares_on_the_features(tiny):
 def test_a_newcomer_of_fedrep_fits_a_head_over_the_shared_body(tiny):
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
     sim = rounds(tiny.simulation("fedrep:head_epochs=2", data=data), 2)
-    start = sim.layout.put(sim.init.row, "~head", sim.server.row)
+    start = sim.layout.put(sim.init.row, "~head", sim.server.state.row)
     steps = 2 * tiny.steps_of(int(data.sizes("train")[4]), 3)
     assert_close(sim.row(4), tiny.sgd(sim, 4, start, steps, part="head")[0])
 
@@ -149,7 +149,7 @@ def test_lgfedavg_round_by_hand_and_only_the_last_layer_travels(tiny, model):
     for _ in range(2):
         trained = sgd(tiny, sim, deployed(sim))
         outcome = sim.round()
-        assert_close(sim.server.row, mean(sim, trained, "head"))
+        assert_close(sim.server.state.row, mean(sim, trained, "head"))
         assert_close(sim.own.row, sim.layout.cut(trained, "~head"))
         assert (outcome.down, outcome.up) == ({"row": head}, {"update": head})
 
@@ -158,11 +158,11 @@ def test_lgfedavg_starts_clients_and_newcomers_from_a_module_that_fedavg_trained
     """The paper's warm start; a newcomer trains that body for one round under the shared head."""
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
     warm = rounds(tiny.simulation("fedavg", data=data), 3)
-    trained = module_of(warm, warm.server.row)
+    trained = module_of(warm, warm.server.state.row)
     sim = tiny.simulation("lgfedavg", trained, data=data)
-    assert torch.equal(deployed(sim), warm.server.row.expand(5, -1))
+    assert torch.equal(deployed(sim), warm.server.state.row.expand(5, -1))
     rounds(sim, 2)
-    start = sim.layout.put(warm.server.row, "head", sim.server.row)
+    start = sim.layout.put(warm.server.state.row, "head", sim.server.state.row)
     steps = tiny.steps_of(int(data.sizes("train")[4]), 3)
     assert_close(sim.row(4), tiny.sgd(sim, 4, start, steps, part="~head")[0])
 
@@ -177,7 +177,7 @@ def test_fedbabu_is_fedavg_on_the_body_under_a_fixed_head(tiny, model):
     for _ in range(2):
         trained = sgd(tiny, sim, deployed(sim), "~head")
         sim.round()
-        assert_close(sim.server.row, mean(sim, trained, "~head"))
+        assert_close(sim.server.state.row, mean(sim, trained, "~head"))
     assert torch.equal(sim.layout.cut(deployed(sim), "head"), sim.layout.cut(sim.init.row, "head").expand(4, -1))
     assert len({tuple(row.tolist()) for row in deployed(sim)}) == 1  # without fine-tuning there is one global model
 
@@ -187,7 +187,7 @@ def test_fedbabu_serves_the_shared_body_fine_tuned(tiny, part):
     """Five epochs from (phi, h_0), seen and unseen clients alike."""
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
     sim = rounds(tiny.simulation(f"fedbabu:part={part}", data=data), 2)
-    start = sim.layout.put(sim.init.row, "~head", sim.server.row)
+    start = sim.layout.put(sim.init.row, "~head", sim.server.state.row)
     steps = [5 * tiny.steps_of(int(n), 3) for n in data.sizes("train")]
     expected = torch.stack([tiny.sgd(sim, i, start, steps[i], part=part)[0] for i in range(5)])
     assert_close(deployed(sim), expected)
@@ -201,11 +201,11 @@ def test_pfllibs_fedbabu_fine_tunes_the_body_that_a_client_trained_last(tiny):
     start = sim.init.row.expand(5, -1).clone()
     for _ in range(2):
         chosen = list(sim.selected(sim.rounds_done))
-        whole = sim.layout.put(sim.init.row, "~head", sim.server.row)
+        whole = sim.layout.put(sim.init.row, "~head", sim.server.state.row)
         trained = sgd(tiny, sim, whole, "~head")
         start[chosen] = trained[chosen]
         sim.round()
-    start[4] = sim.layout.put(sim.init.row, "~head", sim.server.row)  # a newcomer's is the shared one
+    start[4] = sim.layout.put(sim.init.row, "~head", sim.server.state.row)  # a newcomer's is the shared one
     steps = [10 * tiny.steps_of(int(n), 3) for n in data.sizes("train")]
     expected = torch.stack([tiny.sgd(sim, i, start[i], steps[i])[0] for i in range(5)])
     assert_close(deployed(sim), expected)
@@ -229,7 +229,7 @@ def test_fedbn_round_by_hand(tiny):
     for _ in range(2):
         trained = sgd(tiny, sim, deployed(sim))
         outcome = sim.round()
-        assert_close(sim.server.row, mean(sim, trained, "~batchnorm"))
+        assert_close(sim.server.state.row, mean(sim, trained, "~batchnorm"))
         assert_close(sim.own.row, sim.layout.cut(trained, "batchnorm"))
     assert sim.own.row.shape == (4, 5 * 4 + 1)  # weight, bias, mean, variance of 5 features, and the counter
     assert outcome.up["update"] == outcome.down["row"] == 8 * (4 * 5 + 5 + 5 * 3 + 3)
@@ -263,7 +263,7 @@ def test_fedrod_with_equal_class_counts_shares_fedavgs_model(tiny, model):
     """log n is then the same for all classes, and softmax does not see it; nor does it see the personal head."""
     data = labelled([[0, 1, 2] * 3, [2, 1, 0], [1, 0, 2, 0, 2, 1]])
     one, two = (rounds(tiny.simulation(m, model, data=data), 3) for m in ("fedrod", "fedavg"))
-    assert_close(one.server.row, two.server.row)
+    assert_close(one.server.state.row, two.server.state.row)
 
 
 def test_fedrod_shares_nothing_of_the_personal_heads(tiny):
@@ -272,7 +272,7 @@ def test_fedrod_shares_nothing_of_the_personal_heads(tiny):
     two.own.row.copy_(torch.randn(two.own.row.shape, generator=torch.Generator().manual_seed(1)))
     rounds(one, 1)
     rounds(two, 1)
-    assert torch.equal(one.server.row, two.server.row)
+    assert torch.equal(one.server.state.row, two.server.state.row)
     assert (one.own.row - two.own.row).abs().max() > 0.1
 
 
@@ -295,7 +295,7 @@ def test_fedrod_round_by_hand(tiny, gamma):
             trained.append(tiny.sgd(sim, i, start[i], tiny.steps_of(n, 3, 2), objective=loss)[0])
         trained = torch.stack(trained)
         sim.round()
-        assert_close(sim.server.row, mean(sim, trained, "~personal"))
+        assert_close(sim.server.state.row, mean(sim, trained, "~personal"))
         assert_close(sim.own.row, sim.layout.cut(trained, "personal"))
 
 
@@ -307,7 +307,7 @@ def test_fedrod_predicts_with_both_heads_and_a_newcomer_with_the_generic_one(tin
     plain = tiny.simulation("fedavg", data=data)
     assert_close(module_of(sim, sim.row(0))(x), 2 * module_of(plain, plain.row(0))(x))
     rounds(sim, 2)
-    assert torch.equal(sim.layout.cut(sim.row(4), "~personal"), sim.server.row)
+    assert torch.equal(sim.layout.cut(sim.row(4), "~personal"), sim.server.state.row)
     module = module_of(sim, sim.row(4))
     assert_close(module(x), module[2].generic(module[:2](x)))
     assert sim.round().up["update"] == 8 * plain.layout.size
@@ -325,7 +325,7 @@ def test_a_head_that_cannot_be_doubled_is_refused(tiny):
 
     with pytest.raises(CoterieError, match="linear layer, not Sequential"):
         tiny.simulation("fedrod", build, head="1")
-    assert rounds(tiny.simulation("fedrod", build), 1).server.row.numel() == 43
+    assert rounds(tiny.simulation("fedrod", build), 1).server.state.row.numel() == 43
 
 
 # -- FedPAC -----------------------------------------------------------------------------------------------------------
@@ -400,11 +400,11 @@ def test_fedpac_rounds_by_hand(tiny):
         y = torch.cat([data.client(i)[1] for i in range(4)])
         c, known = torch.stack([z[y == k].mean(0) for k in range(3)]), torch.ones(3, dtype=torch.bool)
         sim.round()
-        assert_close(sim.server.body, (n / n.sum()) @ sim.layout.cut(trained, "~head"))
-        assert_close(sim.server.prototypes, c)
+        assert_close(sim.server.state.body, (n / n.sum()) @ sim.layout.cut(trained, "~head"))
+        assert_close(sim.server.state.prototypes, c)
         assert_close(sim.layout.cut(deployed(sim)[:4], "head"), combined, rtol=1e-9, atol=1e-9)
     row = sim.row(4)
-    assert torch.equal(sim.layout.cut(row, "~head"), sim.server.body)
+    assert torch.equal(sim.layout.cut(row, "~head"), sim.server.state.body)
     _, mine = fedpac_statistics(sim, 4, row)
     assert_close(sim.layout.cut(row, "head"), fedpac_weights(V, H, mine) @ heads, rtol=1e-9, atol=1e-9)
 
@@ -420,15 +420,15 @@ def test_fedpac_relabelled_clients_get_the_same_heads(tiny):
 
 def test_fedpac_prototypes_of_classes_nobody_has_do_not_pull(tiny):
     sim = rounds(tiny.simulation("fedpac", data=labelled([[0, 1, 1, 0], [1, 1, 0]])), 2)
-    assert sim.server.known.tolist() == [1, 1, 0]
-    assert sim.server.prototypes[2].tolist() == [0] * 5
+    assert sim.server.state.known.tolist() == [1, 1, 0]
+    assert sim.server.state.prototypes[2].tolist() == [0] * 5
 
 
 # -- FedNH ------------------------------------------------------------------------------------------------------------
 
 
 def prototypes(sim, row=None):
-    return sim.layout.cut(sim.server.row if row is None else row, "prototypes").view(3, -1)
+    return sim.layout.cut(sim.server.state.row if row is None else row, "prototypes").view(3, -1)
 
 
 def narrow():
@@ -459,7 +459,7 @@ def test_fednh_round_by_hand(tiny, uniform):
     sim = tiny.simulation(FedNH(rho=0.6, scale=2.0, uniform=uniform))
     weights = tensor([0.25] * 4) if uniform else SHARE
     assert sim.layout.within("head")[0].name == "2.scale"
-    assert sim.layout.cut(sim.server.row, "head").tolist() == [2.0]
+    assert sim.layout.cut(sim.server.state.row, "head").tolist() == [2.0]
     for _ in range(2):
         W = prototypes(sim).clone()
 
@@ -467,7 +467,7 @@ def test_fednh_round_by_hand(tiny, uniform):
             z = module[:2](x)
             return F.cross_entropy(module[2].scale * (z / z.norm(dim=1, keepdim=True)) @ W.T, y)
 
-        trained = sgd(tiny, sim, sim.server.row, objective=loss)
+        trained = sgd(tiny, sim, sim.server.state.row, objective=loss)
         total = torch.zeros(3, 5, dtype=torch.float64)
         for i in range(4):
             x, y = sim.federation.client(i)
@@ -479,8 +479,9 @@ def test_fednh_round_by_hand(tiny, uniform):
         new = 0.6 * W + 0.4 * total / total.norm(dim=1, keepdim=True)
         sim.round()
         assert_close(prototypes(sim), new / new.norm(dim=1, keepdim=True))
-        assert_close(sim.layout.cut(sim.server.row, "~prototypes"), weights @ sim.layout.cut(trained, "~prototypes"))
-    assert sim.layout.cut(sim.server.row, "head").item() != 2.0
+        body, expected = (sim.layout.cut(rows, "~prototypes") for rows in (sim.server.state.row, trained))
+        assert_close(body, weights @ expected)
+    assert sim.layout.cut(sim.server.state.row, "head").item() != 2.0
 
 
 def test_fednh_keeps_the_prototypes_of_absent_classes_and_a_fixed_scale(tiny):
@@ -489,7 +490,7 @@ def test_fednh_keeps_the_prototypes_of_absent_classes_and_a_fixed_scale(tiny):
     rounds(sim, 2)
     assert torch.equal(prototypes(sim)[2], before[2])
     assert (prototypes(sim)[:2] - before[:2]).abs().amax(1).min() > 1e-3
-    assert sim.layout.cut(sim.server.row, "head").tolist() == [30.0]
+    assert sim.layout.cut(sim.server.state.row, "head").tolist() == [30.0]
 
 
 # -- FedUV ------------------------------------------------------------------------------------------------------------
@@ -498,7 +499,7 @@ def test_fednh_keeps_the_prototypes_of_absent_classes_and_a_fixed_scale(tiny):
 @pytest.mark.parametrize("model", MODELS)
 def test_feduv_without_its_terms_is_fedavg(tiny, model):
     one, two = (rounds(tiny.simulation(m, model), 3) for m in ("feduv:variance=0,uniformity=0", "fedavg"))
-    assert_close(one.server.row, two.server.row)
+    assert_close(one.server.state.row, two.server.state.row)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -543,9 +544,9 @@ def test_feduv_round_by_hand(tiny):
 
     sim = tiny.simulation("feduv", epochs=2)
     for _ in range(2):
-        trained = sgd(tiny, sim, sim.server.row, objective=loss)
+        trained = sgd(tiny, sim, sim.server.state.row, objective=loss)
         sim.round()
-        assert_close(sim.server.row, SHARE @ trained)
+        assert_close(sim.server.state.row, SHARE @ trained)
 
 
 # -- FedCP ------------------------------------------------------------------------------------------------------------
@@ -570,7 +571,7 @@ def test_fedcp_round_by_hand(tiny):
     sim = tiny.simulation("fedcp:lam=0.7", epochs=2)
     layout = sim.layout
     for _ in range(2):
-        shared = layout.put(sim.init.row, "~personal+context", sim.server.row)
+        shared = layout.put(sim.init.row, "~personal+context", sim.server.state.row)
         start = layout.put(shared.expand(4, -1), "personal", sim.own.row)
         context = sim.own.row[:, :15].view(4, 3, 5).sum(1)
         start = layout.put(start, "context", context / context.norm(dim=1, keepdim=True))
@@ -596,7 +597,7 @@ def test_fedcp_round_by_hand(tiny):
         sent = layout.put(trained, "head", (personal + head) / 2)
         sim.round()
         assert_close(sim.own.row, personal)
-        assert_close(sim.server.row, SHARE @ layout.cut(sent, "~personal+context"))
+        assert_close(sim.server.state.row, SHARE @ layout.cut(sent, "~personal+context"))
 
 
 @pytest.mark.parametrize("model", ["mlp", "dropout"])
@@ -605,15 +606,15 @@ def test_fedcp_whose_gate_is_personal_is_fedper(tiny, model):
     sim, per = tiny.simulation("fedcp:lam=0", model), tiny.simulation("fedper", model)
     only = sim.layout.only("~personal+context")
     top = sim.layout.head
-    row = sim.server.row
+    row = sim.server.state.row
     row = only.put(row, f"{top}.policy.1.weight", torch.zeros(10, dtype=torch.float64))
     row = only.put(row, f"{top}.policy.1.bias", tensor([1000] * 5 + [0] * 5))
     row = only.put(row, f"{top}.generic.bias", torch.zeros(3, dtype=torch.float64))
-    sim.server = type(sim.server)(row)
+    sim.server.state = type(sim.server.state)(row)
     rounds(sim, 1)
     rounds(per, 1)
     assert_close(sim.own.row, per.own.row)
-    assert_close(only.cut(sim.server.row, "base"), per.server.row)
+    assert_close(only.cut(sim.server.state.row, "base"), per.server.state.row)
 
 
 def test_a_newcomer_of_fedcp_predicts_with_the_shared_head(tiny):
@@ -623,4 +624,4 @@ def test_a_newcomer_of_fedcp_predicts_with_the_shared_head(tiny):
     module, x = module_of(sim, sim.row(4)), data.client(4)[0]
     z = module[:2](x)
     assert_close(module(x), module[2].generic(z))
-    assert torch.equal(sim.layout.cut(sim.row(4), "~personal+context"), sim.server.row)
+    assert torch.equal(sim.layout.cut(sim.row(4), "~personal+context"), sim.server.state.row)

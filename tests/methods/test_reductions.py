@@ -36,21 +36,21 @@ def test_fedavg_is_the_mean_of_the_clients_sgd_runs(tiny, model):
     sim = tiny.simulation("fedavg", model, epochs=2)
     n = tensor(tiny.SIZES)
     for _ in range(2):
-        expected = (n / n.sum()) @ local_rows(tiny, sim, sim.server.row)
+        expected = (n / n.sum()) @ local_rows(tiny, sim, sim.server.state.row)
         sim.round()
-        assert_close(sim.server.row, expected)
+        assert_close(sim.server.state.row, expected)
 
 
 def test_fedavg_with_a_full_batch_step_is_centralised_gradient_descent(tiny):
     """One full-batch step on each client = one step on sum_i p_i L_i, which is the mean loss over all samples."""
     sim = tiny.simulation("fedavg", batch=0)
-    module = sim.layout.load(copy.deepcopy(sim.init.module).double(), sim.server.row)
+    module = sim.layout.load(copy.deepcopy(sim.init.module).double(), sim.server.state.row)
     pooled = [torch.cat(t) for t in zip(*(sim.federation.client(i) for i in range(4)))]
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     F.cross_entropy(module(pooled[0]), pooled[1]).backward()
     optimizer.step()
     sim.round()
-    assert_close(sim.server.row, sim.layout.row(module, torch.float64))
+    assert_close(sim.server.state.row, sim.layout.row(module, torch.float64))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -59,17 +59,17 @@ def test_one_client_is_plain_sgd(tiny, model):
     data = tiny.federation(sizes=(7,))
     sim, alone = tiny.simulation("fedavg", model, data=data), tiny.simulation("local", model, data=data)
     for _ in range(3):
-        expected, _ = tiny.sgd(sim, 0, sim.server.row, 3)
+        expected, _ = tiny.sgd(sim, 0, sim.server.state.row, 3)
         sim.round()
         alone.round()
-        assert_close(sim.server.row, expected)
+        assert_close(sim.server.state.row, expected)
         assert_close(alone.own.row[0], expected)
 
 
 def test_half_a_server_step(tiny):
     """server_lr interpolates between the old model and the mean."""
     half, full = (rounds(tiny.simulation(f"fedavg:server_lr={lr}"), 1) for lr in (0.5, 1.0))
-    assert_close(half.server.row, (half.init.row + full.server.row) / 2)
+    assert_close(half.server.state.row, (half.init.row + full.server.state.row) / 2)
 
 
 def test_local_clients_do_not_see_each_other(tiny):
@@ -104,29 +104,29 @@ def test_fedprox_reaches_its_minimiser_on_quadratics(tiny):
     """Least squares: w* solves (2/n X'X + mu I) w = 2/n X'y + mu theta; many full-batch steps get there."""
     data = tiny.federation(sizes=(20,), kind="regression")
     sim = tiny.simulation(FedProx(mu=0.7), "regression", data=data, batch=0, epochs=600)
-    theta = sim.server.row.clone()
+    theta = sim.server.state.row.clone()
     x, y = data.client(0)
     ones = torch.cat([x, torch.ones(20, 1, dtype=torch.float64)], 1)  # columns of the row: weight, then bias
     assert [entry.name for entry in sim.layout.entries] == ["weight", "bias"]
     a = 2 / 20 * ones.T @ ones + 0.7 * torch.eye(5, dtype=torch.float64)
     expected = torch.linalg.solve(a, 2 / 20 * ones.T @ y + 0.7 * theta)
     sim.round()
-    assert_close(sim.server.row, expected, rtol=1e-9, atol=1e-9)
+    assert_close(sim.server.state.row, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_fedprox_step_by_step(tiny):
     """w <- w - lr (grad + mu (w - theta)) in plain PyTorch."""
     sim = tiny.simulation("fedprox:mu=0.5", epochs=3)
-    start = sim.layout.views(sim.server.row)
+    start = sim.layout.views(sim.server.state.row)
 
     def pull(name, gradient, value):
         return gradient + 0.5 * (value - start[name])
 
     n = tensor(tiny.SIZES)
     steps = [tiny.steps_of(size, 3, 3) for size in tiny.SIZES]
-    trained = [tiny.sgd(sim, i, sim.server.row, steps[i], correct=pull)[0] for i in range(4)]
+    trained = [tiny.sgd(sim, i, sim.server.state.row, steps[i], correct=pull)[0] for i in range(4)]
     sim.round()
-    assert_close(sim.server.row, (n / n.sum()) @ torch.stack(trained))
+    assert_close(sim.server.state.row, (n / n.sum()) @ torch.stack(trained))
 
 
 # -- FedAvg + fine-tune -----------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_fine_tuning_for_no_epoch_is_fedavg(tiny):
 def test_fine_tuned_is_fedavgs_adapted(tiny, model):
     """Its server is FedAvg's, and its served rows and scores are FedAvg's adapted ones, bit for bit."""
     one, two = (rounds(tiny.simulation(m, model), 2) for m in ("fedavgft", "fedavg"))
-    assert torch.equal(one.server.row, two.server.row)
+    assert torch.equal(one.server.state.row, two.server.state.row)
     for client in range(4):
         assert torch.equal(one.row(client), two.row(client, adapted=True))
     served, adapted = one.evaluate().stages["served"], two.evaluate().stages["adapted"]
@@ -154,16 +154,16 @@ def test_fine_tuned_is_fedavgs_adapted(tiny, model):
 
 def test_fine_tuning_the_head_leaves_the_body(tiny):
     sim = rounds(tiny.simulation("fedavgft:part=head"), 1)
-    base, row = sim.layout.cut(sim.server.row, "base"), sim.row(1)
+    base, row = sim.layout.cut(sim.server.state.row, "base"), sim.row(1)
     assert torch.equal(sim.layout.cut(row, "base"), base)
-    assert_close(row, tiny.sgd(sim, 1, sim.server.row, 4, part="head")[0])
+    assert_close(row, tiny.sgd(sim, 1, sim.server.state.row, 4, part="head")[0])
 
 
 def test_fine_tuning_at_a_rate_of_its_own(tiny):
     """The server is FedAvg's; the copy takes two epochs of plain SGD at lr = 0.03, in the run's 0.1 it would differ."""
     sim = rounds(tiny.simulation("fedavgft:lr=0.03,epochs=2"), 1)
-    assert torch.equal(sim.server.row, rounds(tiny.simulation("fedavg"), 1).server.row)
-    assert_close(sim.row(1), tiny.sgd(sim, 1, sim.server.row, 2 * 4, lr=0.03)[0])
+    assert torch.equal(sim.server.state.row, rounds(tiny.simulation("fedavg"), 1).server.state.row)
+    assert_close(sim.row(1), tiny.sgd(sim, 1, sim.server.state.row, 2 * 4, lr=0.03)[0])
 
 
 # -- IFCA -------------------------------------------------------------------------------------------------------------
@@ -172,13 +172,13 @@ def test_fine_tuning_at_a_rate_of_its_own(tiny):
 @pytest.mark.parametrize("model", MODELS)
 def test_one_cluster_is_fedavg(tiny, model):
     one, two = (rounds(tiny.simulation(m, model), 3) for m in ("ifca:models=1", "fedavg"))
-    assert_close(one.server.rows[0], two.server.row)
+    assert_close(one.server.state.rows[0], two.server.state.row)
 
 
 def test_ifca_round_by_hand(tiny):
     """c_i = argmin of the training loss; each model becomes the n-weighted mean of its clients' SGD runs or stays."""
     sim = tiny.simulation("ifca:models=3", seed=2)
-    before = sim.server.rows.clone()
+    before = sim.server.state.rows.clone()
     losses = torch.empty(4, 3)
     for client in range(4):
         x, y = sim.federation.client(client)
@@ -192,14 +192,14 @@ def test_ifca_round_by_hand(tiny):
     for k in range(3):
         n = tensor(tiny.SIZES) * (choice == k)
         expected = n @ trained / n.sum() if n.sum() else before[k]
-        assert_close(sim.server.rows[k], expected)
+        assert_close(sim.server.state.rows[k], expected)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_ifca_that_clusters_nothing_is_fedavg(tiny, model):
     """clustered=none: the K models are one model, whoever chooses which, and its average is over everybody."""
     one, two = (rounds(tiny.simulation(m, model), 3) for m in ("ifca:clustered=none", "fedavg"))
-    assert_close(one.server.rows, two.server.row.expand(3, -1))
+    assert_close(one.server.state.rows, two.server.state.row.expand(3, -1))
 
 
 def test_ifca_with_shared_lower_layers_by_hand(tiny):
@@ -207,17 +207,17 @@ def test_ifca_with_shared_lower_layers_by_hand(tiny):
     sim = tiny.simulation("ifca:models=2,clustered=head", seed=2)
     body, n, share = sim.layout.columns("~head"), tensor(tiny.SIZES), tensor(tiny.SIZES) / sum(tiny.SIZES)
     for _ in range(2):
-        before = sim.server.rows.clone()
+        before = sim.server.state.rows.clone()
         assert torch.equal(before[0, body], before[1, body])
         assert not torch.equal(before[0], before[1])
-        choice = sim.method.local(tiny.cohort(sim), type(sim.server)(before.expand(4, -1, -1)), None)[0].choice
+        choice = sim.method.local(tiny.cohort(sim), type(sim.server.state)(before.expand(4, -1, -1)), None)[0].choice
         assert set(choice.tolist()) == {0, 1}
         trained = local_rows(tiny, sim, before[choice])
         sim.round()
         for k in range(2):
             mass = n * (choice == k)
             expected = sim.layout.put(mass @ trained / mass.sum(), "~head", (share @ trained)[body])
-            assert_close(sim.server.rows[k], expected)
+            assert_close(sim.server.state.rows[k], expected)
 
 
 def test_ifca_recovers_two_opposite_groups(tiny):
@@ -365,9 +365,9 @@ def test_a_shift_moves_g_only_and_models_may_be_renumbered():
 def test_fedfew_with_one_hot_model_is_the_uniform_average(tiny, mu, scale):
     """mu -> infinity: theta <- mean over clients of SGD_i(theta), each client alike whatever its size."""
     sim = tiny.simulation(FedFew(models=1, mu=mu, scale=scale))
-    expected = local_rows(tiny, sim, sim.server.rows[0]).mean(0)
+    expected = local_rows(tiny, sim, sim.server.state.rows[0]).mean(0)
     sim.round()
-    assert_close(sim.server.rows[0], expected, rtol=1e-10, atol=1e-10)
+    assert_close(sim.server.state.rows[0], expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 10.0])
@@ -376,10 +376,10 @@ def test_fedfew_with_one_model_and_equal_losses_is_the_uniform_average(tiny, mu)
     x, y = tiny.federation().client(1)
     data = type(tiny.federation()).from_splits([(x, y)] * 3, classes=3)
     sim = tiny.simulation(FedFew(models=1, mu=mu), data=data)
-    trained = local_rows(tiny, sim, sim.server.rows[0])
+    trained = local_rows(tiny, sim, sim.server.state.rows[0])
     assert (trained[0] - trained[1]).abs().max() > 1e-4
     sim.round()
-    assert_close(sim.server.rows[0], trained.mean(0), rtol=1e-9, atol=1e-9)  # losses agree up to rounding over mu
+    assert_close(sim.server.state.rows[0], trained.mean(0), rtol=1e-9, atol=1e-9)  # losses agree up to rounding over mu
 
 
 def test_one_model_of_the_official_preset_is_weighted_fedavg_and_fine_tuning(tiny):
@@ -387,7 +387,7 @@ def test_one_model_of_the_official_preset_is_weighted_fedavg_and_fine_tuning(tin
     sim = tiny.simulation("fedfew:official,models=1,mu=0.2", epochs=2)
     sizes = sim.federation.sizes("train").tolist()
     for _ in range(2):
-        before, copies, losses = sim.server.rows[0].clone(), [], []
+        before, copies, losses = sim.server.state.rows[0].clone(), [], []
         for i, n in enumerate(sizes):
             key = tiny.stream(sim, i, copy=0)
             row, history = tiny.sgd(sim, i, before, tiny.steps_of(n, 3, 2), key=key)
@@ -396,9 +396,9 @@ def test_one_model_of_the_official_preset_is_weighted_fedavg_and_fine_tuning(tin
         alpha = torch.softmax(tensor(sizes) / sum(sizes) * tensor(losses) / 0.2, 0)
         assert alpha.max() > 1.2 * alpha.min()
         sim.round()
-        assert_close(sim.server.rows[0], before + alpha @ (torch.stack(copies) - before))
+        assert_close(sim.server.state.rows[0], before + alpha @ (torch.stack(copies) - before))
     for client in range(4):
-        tuned, _ = tiny.sgd(sim, client, sim.server.rows[0], tiny.steps_of(sizes[client], 3, 2))
+        tuned, _ = tiny.sgd(sim, client, sim.server.state.rows[0], tiny.steps_of(sizes[client], 3, 2))
         assert_close(sim.row(client, adapted=True), tuned)
 
 
@@ -416,10 +416,10 @@ def raw_losses(sim, rows):
 def test_fedfew_with_one_cold_model_follows_the_worst_client(tiny):
     """mu -> 0: theta <- SGD_i(theta) of the client with the largest loss."""
     sim = tiny.simulation(FedFew(models=1, mu=1e-5, scale=False))
-    worst = int(raw_losses(sim, sim.server.rows)[:, 0].argmax())
-    expected = local_rows(tiny, sim, sim.server.rows[0])[worst]
+    worst = int(raw_losses(sim, sim.server.state.rows)[:, 0].argmax())
+    expected = local_rows(tiny, sim, sim.server.state.rows[0])[worst]
     sim.round()
-    assert_close(sim.server.rows[0], expected)
+    assert_close(sim.server.state.rows[0], expected)
 
 
 @pytest.mark.parametrize("normalise", [False, True])
@@ -431,7 +431,7 @@ def test_fedfew_round_by_hand(tiny, scale, normalise):
     the mass of model k.
     """
     sim = tiny.simulation(FedFew(models=2, mu=0.1, scale=scale, normalise=normalise))
-    before, mu = sim.server.rows.clone(), 0.1
+    before, mu = sim.server.state.rows.clone(), 0.1
     share = tensor(tiny.SIZES) / sum(tiny.SIZES)
     losses = raw_losses(sim, before) * (share[:, None] if scale else 1)
     e = torch.exp(-losses / mu)
@@ -445,7 +445,7 @@ def test_fedfew_round_by_hand(tiny, scale, normalise):
         [before[k] + weights[:, k] @ (local_rows(tiny, sim, before[k]) - before[k]) for k in range(2)]
     )
     outcome = sim.round()
-    assert_close(sim.server.rows, outcome_expected)
+    assert_close(sim.server.state.rows, outcome_expected)
     assert outcome.report["mass"] == pytest.approx(mass.tolist())
     assert outcome.report["g"] == pytest.approx(mu * math.log((1 / s).sum().item()))
 
@@ -454,7 +454,7 @@ def test_fedfew_round_by_hand(tiny, scale, normalise):
 def test_fedfew_can_weigh_by_other_losses(tiny, loss_at):
     """`running` is the samples' mean of the losses before each step of the last epoch; `after` that of the copies."""
     sim = tiny.simulation(FedFew(models=2, mu=0.1, scale=False, loss_at=loss_at), epochs=2)
-    before = sim.server.rows.clone()
+    before = sim.server.state.rows.clone()
     losses = torch.empty(4, 2, dtype=torch.float64)
     copies = torch.empty(4, 2, sim.layout.size, dtype=torch.float64)
     for i, n in enumerate(tiny.SIZES):
@@ -467,7 +467,7 @@ def test_fedfew_can_weigh_by_other_losses(tiny, loss_at):
             losses[i] = raw_losses(sim, copies[i])[i]
     alpha, w, _ = stch_set_weights(losses, 0.1)
     sim.round()
-    assert_close(sim.server.rows, before + torch.einsum("ik,ikd->kd", alpha[:, None] * w, copies - before))
+    assert_close(sim.server.state.rows, before + torch.einsum("ik,ikd->kd", alpha[:, None] * w, copies - before))
 
 
 def test_fedfew_serves_the_model_of_least_validation_loss(tiny):
@@ -476,9 +476,9 @@ def test_fedfew_serves_the_model_of_least_validation_loss(tiny):
     for client in range(4):
         x, y = sim.federation.client(client, "train" if client == 2 else "val")
         module = copy.deepcopy(sim.init.module).double()
-        losses = [F.cross_entropy(sim.layout.load(module, row)(x), y).item() for row in sim.server.rows]
+        losses = [F.cross_entropy(sim.layout.load(module, row)(x), y).item() for row in sim.server.state.rows]
         best = losses.index(min(losses))
-        assert torch.equal(sim.row(client), sim.server.rows[best])
+        assert torch.equal(sim.row(client), sim.server.state.rows[best])
 
 
 def test_the_official_preset(tiny):
@@ -499,29 +499,29 @@ def test_equal_starts_part_through_batch_orders_only(tiny):
     With full batches there is no order, so they stay equal.
     """
     sim = tiny.simulation(FedFew(start_from="same"))
-    assert all(torch.equal(row, sim.init.row) for row in sim.server.rows)
+    assert all(torch.equal(row, sim.init.row) for row in sim.server.state.rows)
     sim.round()
-    first, second, third = sim.server.rows
+    first, second, third = sim.server.state.rows
     assert min((a - b).abs().max() for a, b in ((first, second), (first, third), (second, third))) > 1e-6
     full = rounds(tiny.simulation(FedFew(start_from="same"), batch=0), 2)
-    assert_close(full.server.rows[1], full.server.rows[0])
-    assert_close(full.server.rows[2], full.server.rows[0])
+    assert_close(full.server.state.rows[1], full.server.state.rows[0])
+    assert_close(full.server.state.rows[2], full.server.state.rows[0])
 
 
 def test_equal_starts_with_noise(tiny):
     """Parameters are the common start plus noise of the asked size; buffers have none."""
     sim = tiny.simulation(FedFew(start_from="same+noise", noise=0.02), "bn")
-    apart = sim.layout.cut(sim.server.rows - sim.init.row, "parameters")
+    apart = sim.layout.cut(sim.server.state.rows - sim.init.row, "parameters")
     assert len({tuple(row.tolist()) for row in apart}) == 3
     assert 0.01 < apart.std().item() < 0.03  # 150 draws: the standard error is 6 %
     fresh = sim.layout.cut(sim.init.row, "buffers")
-    assert torch.equal(sim.layout.cut(sim.server.rows, "buffers"), fresh.expand(3, -1))
+    assert torch.equal(sim.layout.cut(sim.server.state.rows, "buffers"), fresh.expand(3, -1))
 
 
 def test_independent_starts_differ(tiny):
     sim = tiny.simulation("fedfew")
-    assert torch.equal(sim.server.rows[0], sim.init.row)
-    assert len({tuple(row.tolist()) for row in sim.server.rows}) == 3
+    assert torch.equal(sim.server.state.rows[0], sim.init.row)
+    assert len({tuple(row.tolist()) for row in sim.server.state.rows}) == 3
 
 
 def test_the_k_models_share_batches_unless_they_start_equal(tiny, monkeypatch):

@@ -95,16 +95,16 @@ def full_batch(tiny, method, data, **options):
 def test_scaffold_begins_as_fedavg_of_equal_weights(tiny, model):
     """All control variates are 0 in round 1, so it is the plain mean of the clients' SGD runs."""
     sim = tiny.simulation("scaffold", model, epochs=2)
-    expected = sgd(tiny, sim, sim.server.row).mean(0)
+    expected = sgd(tiny, sim, sim.server.state.row).mean(0)
     sim.round()
     keep = "parameters"  # counters take the maximum, not the mean
-    assert_close(sim.layout.cut(sim.server.row, keep), sim.layout.cut(expected, keep))
+    assert_close(sim.layout.cut(sim.server.state.row, keep), sim.layout.cut(expected, keep))
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_weighted_scaffold_begins_as_fedavg(tiny, model):
     one, two = (rounds(tiny.simulation(m, model), 1) for m in ("scaffold:weighted=true", "fedavg"))
-    assert torch.equal(one.server.row, two.server.row)
+    assert torch.equal(one.server.state.row, two.server.state.row)
 
 
 @pytest.mark.parametrize("model", ["mlp", "bn"])
@@ -116,8 +116,8 @@ def test_scaffolds_control_is_the_mean_of_the_clients(tiny, model, variate):
     sim = tiny.simulation(chosen, model, data=data, participation=0.5, dropouts=0.2, stragglers=0.5, seed=1)
     for _ in range(5):
         sim.round()
-        assert_close(sim.server.control, sim.own.row.mean(0))
-    assert sim.server.control.abs().max() > 1e-3
+        assert_close(sim.server.state.control, sim.own.row.mean(0))
+    assert sim.server.state.control.abs().max() > 1e-3
     assert (sim.layout.cut(sim.own.row, "buffers") == 0).all()
 
 
@@ -125,14 +125,14 @@ def test_scaffolds_control_after_one_full_batch_step_is_the_gradient(tiny):
     """c_i - c + (theta - y) / lr with y = theta - lr (grad - c_i + c) is grad L_i(theta), in every round."""
     sim = tiny.simulation("scaffold", batch=0)
     for _ in range(3):
-        expected = torch.stack([gradient(sim, sim.server.row, *sim.federation.client(i)) for i in range(4)])
+        expected = torch.stack([gradient(sim, sim.server.state.row, *sim.federation.client(i)) for i in range(4)])
         sim.round()
         assert_close(sim.own.row, expected)
 
 
 def test_scaffold_of_the_first_option_takes_the_gradient_at_the_received_model(tiny):
     sim = rounds(tiny.simulation("scaffold:variate=gradient", epochs=2), 1)
-    expected = torch.stack([gradient(sim, sim.server.row, *sim.federation.client(i)) for i in range(4)])
+    expected = torch.stack([gradient(sim, sim.server.state.row, *sim.federation.client(i)) for i in range(4)])
     sim.round()
     assert_close(sim.own.row, expected)
 
@@ -145,14 +145,14 @@ def test_scaffold_for_equal_clients_corrects_nothing(tiny):
     for _ in range(4):
         one.round()
         two.round()
-        assert_close(one.own.row, one.server.control.expand(3, -1))
-        assert_close(one.server.row, two.server.row)
+        assert_close(one.own.row, one.server.state.control.expand(3, -1))
+        assert_close(one.server.state.row, two.server.state.row)
 
 
 def test_scaffold_round_by_hand(tiny):
     """y <- y - lr (grad - c_i + c); c_i <- c_i - c + (theta - y) / (tau_i lr) with the steps stragglers really took."""
     sim = rounds(tiny.simulation("scaffold:server_lr=0.5", epochs=3, stragglers=0.6, seed=2), 1)
-    theta, c, own = sim.server.row.clone(), sim.server.control.clone(), sim.own.row.clone()
+    theta, c, own = sim.server.state.row.clone(), sim.server.state.control.clone(), sim.own.row.clone()
     assert own.abs().max() > 1e-2
     work = sim._straggling(sim.selected(1), 1)
     steps = [math.ceil(tiny.steps_of(n, 3, 3) * share) for n, share in zip(tiny.SIZES, work)]
@@ -163,7 +163,7 @@ def test_scaffold_round_by_hand(tiny):
         ends.append(tiny.sgd(sim, i, theta, steps[i], correct=lambda name, g, _, d=drift: g + d[name])[0])
     ends = torch.stack(ends)
     sim.round()
-    assert_close(sim.server.row, theta + 0.5 * (ends - theta).mean(0))
+    assert_close(sim.server.state.row, theta + 0.5 * (ends - theta).mean(0))
     tau = torch.tensor(steps, dtype=torch.float64)[:, None]
     assert_close(sim.own.row, own - c + (theta - ends) / (tau * 0.1))
 
@@ -174,9 +174,9 @@ def test_drift_correction_reaches_the_minimiser_that_fedavg_misses(tiny, method)
     data, H, b = squares(tiny, (7, 7, 7))
     expected = torch.linalg.solve(H.mean(0), b.mean(0))
     sim = rounds(full_batch(tiny, method, data, epochs=5), 120)
-    assert_close(sim.server.row, expected, rtol=1e-6, atol=1e-6)
+    assert_close(sim.server.state.row, expected, rtol=1e-6, atol=1e-6)
     plain = rounds(full_batch(tiny, "fedavg", data, epochs=5), 60)
-    assert (plain.server.row - expected).abs().max() > 1e-2
+    assert (plain.server.state.row - expected).abs().max() > 1e-2
 
 
 # -- Ditto ------------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_ditto_without_pull_keeps_locals_models(tiny, model, method):
 def test_dittos_shared_model_is_fedavgs(tiny, model, lam):
     """Whatever lam, and however long the personal models train."""
     one, two = (rounds(tiny.simulation(m, model), 3) for m in (Ditto(lam=lam, epochs=2), "fedavg"))
-    assert torch.equal(one.server.row, two.server.row)
+    assert torch.equal(one.server.state.row, two.server.state.row)
 
 
 def test_ditto_falls_on_the_shared_model_where_data_say_nothing(tiny):
@@ -211,7 +211,7 @@ def test_ditto_reaches_its_minimiser(tiny):
     """Least squares: v* solves (H_i + lam) v = b_i + lam theta with the received theta."""
     data, H, b = squares(tiny, (6, 8, 7))
     sim = rounds(full_batch(tiny, Ditto(lam=0.7, epochs=80), data), 2)
-    theta = sim.server.row.clone()
+    theta = sim.server.state.row.clone()
     sim.round()
     expected = torch.linalg.solve(H + 0.7 * EYE, b + 0.7 * theta)
     assert_close(sim.own.row, expected, rtol=1e-9, atol=1e-9)
@@ -224,7 +224,7 @@ def test_ditto_reaches_its_minimiser(tiny):
 @pytest.mark.parametrize("model", MODELS)
 def test_apfl_of_proportion_0_deploys_the_shared_model(tiny, model):
     sim = rounds(tiny.simulation("apfl:alpha=0,adaptive=false", model), 3)
-    assert torch.equal(served(sim), sim.server.row.expand(4, -1))
+    assert torch.equal(served(sim), sim.server.state.row.expand(4, -1))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -240,7 +240,7 @@ def test_apfl_of_proportion_1_is_local(tiny, model):
 def test_apfls_shared_model_is_fedavgs(tiny, model, method):
     """The upload does not depend on the client's own model."""
     one, two = (rounds(tiny.simulation(m, model), 3) for m in (method, "fedavg"))
-    assert_close(one.server.row, two.server.row)
+    assert_close(one.server.state.row, two.server.state.row)
 
 
 def apfl_by_hand(tiny, sim, client, w, v, alpha, pfllib):
@@ -269,10 +269,10 @@ def test_apfl_rounds_by_hand(tiny, pfllib):
     sim = tiny.simulation(chosen, epochs=2)
     for _ in range(3):
         own = [(sim.own.own[i].clone(), sim.own.alpha[i].clone()) for i in range(4)]
-        ends = [apfl_by_hand(tiny, sim, i, sim.server.row, v, alpha, pfllib) for i, (v, alpha) in enumerate(own)]
+        ends = [apfl_by_hand(tiny, sim, i, sim.server.state.row, v, alpha, pfllib) for i, (v, alpha) in enumerate(own)]
         w, v, alpha = (torch.stack(part) for part in zip(*ends))
         sim.round()
-        assert_close(sim.server.row, SHARE @ w)
+        assert_close(sim.server.state.row, SHARE @ w)
         assert_close(sim.own.own, v)
         assert_close(sim.own.alpha, alpha)
         assert_close(served(sim), v if pfllib else alpha[:, None] * v + (1 - alpha[:, None]) * SHARE @ w)
@@ -282,7 +282,7 @@ def test_apfl_rounds_by_hand(tiny, pfllib):
 def test_apfls_slope_is_the_derivative_of_the_mixtures_loss(tiny):
     """(alpha before - after) / alpha_lr against the central difference of L(alpha v + (1 - alpha) w) in alpha."""
     fixed, moving = (tiny.simulation(f"apfl:alpha=0.4,alpha_lr=0.01,adaptive={a}", epochs=2) for a in (False, True))
-    w = sgd(tiny, fixed, fixed.server.row)
+    w = sgd(tiny, fixed, fixed.server.state.row)
     fixed.round()
     moving.round()
     assert torch.equal(fixed.own.own, moving.own.own)
@@ -323,14 +323,14 @@ def test_perfedavg_without_inner_step_is_fedavg(tiny, model, order):
     """alpha = 0: plain SGD of learning rate beta on the batches D', which are plain training's."""
     chosen = PerFedAvg(order=order, alpha=0.0, beta=0.2)
     one, two = rounds(tiny.simulation(chosen, model), 3), rounds(tiny.simulation("fedavg", model, lr=0.2), 3)
-    assert_close(one.server.row, two.server.row)
+    assert_close(one.server.state.row, two.server.state.row)
 
 
 @pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
 def test_perfedavg_without_outer_step_stands_still(tiny, order):
     """beta = 0: the step starts from the old w, which the inner step has not touched."""
     sim = rounds(tiny.simulation(PerFedAvg(order=order, beta=0.0)), 2)
-    assert torch.equal(sim.server.row, sim.init.row)
+    assert torch.equal(sim.server.state.row, sim.init.row)
 
 
 def hessian_product(sim, row, x, y, g):
@@ -351,7 +351,7 @@ def test_perfedavg_rounds_by_hand(tiny, order):
     for _ in range(2):
         ends = []
         for i in range(4):
-            w = sim.server.row.clone()
+            w = sim.server.state.row.clone()
             drawn = [batches(tiny, sim, i, number) for number in range(3)]
             for second, first, third in zip(*drawn):
                 g = gradient(sim, w - 0.3 * gradient(sim, w, *first), *second)
@@ -359,7 +359,7 @@ def test_perfedavg_rounds_by_hand(tiny, order):
             ends.append(w)
         sim.round()
         quotient = {"rtol": 1e-6, "atol": 1e-6} if order == "hessian_free" else {}  # of order delta^2
-        assert_close(sim.server.row, SHARE @ torch.stack(ends), **quotient)
+        assert_close(sim.server.state.row, SHARE @ torch.stack(ends), **quotient)
 
 
 def test_exact_perfedavg_descends_the_meta_objective(tiny):
@@ -376,7 +376,7 @@ def test_exact_perfedavg_descends_the_meta_objective(tiny):
     (inner,) = torch.autograd.grad(loss(w), w, create_graph=True)
     (meta,) = torch.autograd.grad(loss(w - 0.4 * inner), w)
     sim.round()
-    assert_close(sim.server.row, w.detach() - 0.1 * meta)
+    assert_close(sim.server.state.row, w.detach() - 0.1 * meta)
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1.0])
@@ -387,7 +387,7 @@ def test_hessian_free_is_exact_on_quadratics(tiny, delta):
         rounds(tiny.simulation(PerFedAvg(order=order, delta=delta, alpha=0.05), "regression", data=data), 3)
         for order in ("hessian_free", "exact")
     )
-    assert_close(one.server.row, two.server.row, rtol=1e-10, atol=1e-10)
+    assert_close(one.server.state.row, two.server.state.row, rtol=1e-10, atol=1e-10)
 
 
 def test_the_second_order_term_of_perfedavg(tiny):
@@ -398,7 +398,7 @@ def test_the_second_order_term_of_perfedavg(tiny):
     )
     w = first.init.row
     g = H[0] @ (w - 0.05 * (H[0] @ w - b[0])) - b[0]
-    assert_close(exact.server.row - first.server.row, 0.2 * 0.05 * H[0] @ g)
+    assert_close(exact.server.state.row - first.server.state.row, 0.2 * 0.05 * H[0] @ g)
 
 
 def test_perfedavg_deploys_the_shared_model_after_one_step(tiny):
@@ -406,14 +406,14 @@ def test_perfedavg_deploys_the_shared_model_after_one_step(tiny):
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
     sim = rounds(tiny.simulation("perfedavg:alpha=0.3", data=data), 2)
     for client in range(5):
-        assert_close(sim.row(client), tiny.sgd(sim, client, sim.server.row, 1, lr=0.3)[0])
+        assert_close(sim.row(client), tiny.sgd(sim, client, sim.server.state.row, 1, lr=0.3)[0])
     assert sim.evaluate().stages["unseen_served"].steps.tolist() == [1]
 
 
 def test_perfedavg_may_adapt_for_the_runs_epochs(tiny):
     """With step alpha = lr it then deploys what its shared model's `adapted` would be."""
     sim = rounds(tiny.simulation("perfedavg:steps=none"), 1)
-    assert_close(served(sim), sgd(tiny, sim, sim.server.row))
+    assert_close(served(sim), sgd(tiny, sim, sim.server.state.row))
 
 
 # -- pFedMe -----------------------------------------------------------------------------------------------------------
@@ -421,19 +421,19 @@ def test_perfedavg_may_adapt_for_the_runs_epochs(tiny):
 
 def test_pfedme_with_beta_0_freezes_the_server(tiny):
     sim = rounds(tiny.simulation("pfedme:beta=0"), 2)
-    assert torch.equal(sim.server.row, sim.init.row)
+    assert torch.equal(sim.server.state.row, sim.init.row)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_pfedme_without_pull_never_moves_the_shared_model(tiny, model):
     """lam = 0: the outer gradient lam (w - v) is 0 (running statistics move)."""
     sim = rounds(tiny.simulation("pfedme:lam=0", model), 2)
-    assert torch.equal(*(sim.layout.cut(row, "parameters") for row in (sim.server.row, sim.init.row)))
+    assert torch.equal(*(sim.layout.cut(row, "parameters") for row in (sim.server.state.row, sim.init.row)))
 
 
 def pfedme_by_hand(tiny, sim, client, method):
     """One round of a client in plain PyTorch: w after every batch, and v."""
-    w = v = sim.server.row.clone()
+    w = v = sim.server.state.row.clone()
     for x, y in batches(tiny, sim, client):
         for _ in range(method.inner):
             v = v - method.inner_lr * (gradient(sim, v, x, y) + method.lam * (v - w) + method.nu * v)
@@ -449,9 +449,9 @@ def test_pfedme_rounds_by_hand(tiny, weighted):
     for _ in range(2):
         ends = torch.stack([pfedme_by_hand(tiny, sim, i, method)[0] for i in range(4)])
         mean = SHARE @ ends if weighted else ends.mean(0)
-        expected = 0.5 * sim.server.row + 0.5 * mean
+        expected = 0.5 * sim.server.state.row + 0.5 * mean
         sim.round()
-        assert_close(sim.server.row, expected)
+        assert_close(sim.server.state.row, expected)
 
 
 def test_pfedme_may_take_so_many_batches(tiny):
@@ -459,7 +459,7 @@ def test_pfedme_may_take_so_many_batches(tiny):
     one, two = tiny.simulation("pfedme:batches=20"), tiny.simulation("pfedme", steps=20)
     for sim in (one, two):
         sim.round()
-    assert torch.equal(one.server.row, two.server.row)
+    assert torch.equal(one.server.state.row, two.server.state.row)
     w = v = one.init.row
     x, y = one.federation.client(1)
     one = tiny.simulation("pfedme:batches=20")
@@ -477,7 +477,7 @@ def test_pfedmes_outer_step_of_size_1_is_the_personal_model(tiny):
     ends = [pfedme_by_hand(tiny, sim, i, method) for i in range(4)]
     assert_close(*(torch.stack(part) for part in zip(*ends)))
     sim.round()
-    assert_close(sim.server.row, torch.stack([v for _, v in ends]).mean(0))
+    assert_close(sim.server.state.row, torch.stack([v for _, v in ends]).mean(0))
 
 
 def test_pfedme_solves_its_inner_problem_on_quadratics(tiny):
@@ -490,24 +490,24 @@ def test_pfedme_solves_its_inner_problem_on_quadratics(tiny):
         best = torch.linalg.solve(H[0] + (2 + nu) * EYE, b[0] + 2 * w)
         assert_close(sim.row(0), best, rtol=1e-9, atol=1e-9)
         sim.round()
-        assert_close(sim.server.row, w - 0.3 * 2 * (w - best), rtol=1e-9, atol=1e-9)
+        assert_close(sim.server.state.row, w - 0.3 * 2 * (w - best), rtol=1e-9, atol=1e-9)
         if nu == 0:
             c = torch.linalg.solve(H[0], b[0])
             slope = 2 * H[0] @ torch.linalg.solve(H[0] + 2 * EYE, w - c)
-            assert_close(sim.server.row, w - 0.3 * slope, rtol=1e-9, atol=1e-9)
+            assert_close(sim.server.state.row, w - 0.3 * slope, rtol=1e-9, atol=1e-9)
 
 
 def test_pfedme_deploys_the_inner_problem_solved_from_the_shared_model(tiny):
     """`inner` steps on training batches with the pull, also for a client never seen."""
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
     sim = rounds(tiny.simulation(PFedMe(lam=4.0, inner=3, inner_lr=0.07), data=data), 2)
-    theta = sim.layout.views(sim.server.row)
+    theta = sim.layout.views(sim.server.state.row)
 
     def pull(name, gradient, value):
         return gradient + 4.0 * (value - theta[name])
 
     for client in range(5):
-        assert_close(sim.row(client), tiny.sgd(sim, client, sim.server.row, 3, lr=0.07, correct=pull)[0])
+        assert_close(sim.row(client), tiny.sgd(sim, client, sim.server.state.row, 3, lr=0.07, correct=pull)[0])
 
 
 def test_pfedmes_decay_spares_what_is_not_trained(tiny):
@@ -519,8 +519,8 @@ def test_pfedmes_decay_spares_what_is_not_trained(tiny):
         return module
 
     sim = rounds(tiny.simulation("pfedme:nu=5", frozen), 2)
-    assert torch.equal(*(sim.layout.cut(row, "0") for row in (sim.server.row, sim.init.row)))
-    still = sim.layout.views(sim.server.row)["1.running_var"]
+    assert torch.equal(*(sim.layout.cut(row, "0") for row in (sim.server.state.row, sim.init.row)))
+    still = sim.layout.views(sim.server.state.row)["1.running_var"]
     assert (still > 0.3).all()  # 5 % a step for 10 inner steps would leave less than 0.6^4 of it
 
 
@@ -535,8 +535,8 @@ def test_feddyns_server_state_is_the_mean_of_the_linear_terms(tiny, model, metho
                           dropouts=0.2, seed=1)
     for _ in range(5):
         sim.round()
-        assert_close(sim.server.tilt, sim.own.row.mean(0))
-    assert sim.server.tilt.abs().max() > 1e-3
+        assert_close(sim.server.state.tilt, sim.own.row.mean(0))
+    assert sim.server.state.tilt.abs().max() > 1e-3
     assert (sim.layout.cut(sim.own.row, "buffers") == 0).all()
 
 
@@ -548,7 +548,7 @@ def test_feddyn_begins_with_fedavgs_gradient(tiny, alpha, norm_power):
     moves = torch.stack([tiny.sgd(sim, i, sim.init.row, 1)[0] for i in range(4)]) - sim.init.row
     sim.round()
     assert_close(sim.own.row, -alpha * moves)
-    assert_close(sim.server.row, sim.init.row + 2 * moves.mean(0))
+    assert_close(sim.server.state.row, sim.init.row + 2 * moves.mean(0))
 
 
 def test_feddyn_solved_exactly_keeps_the_gradient(tiny):
@@ -556,12 +556,12 @@ def test_feddyn_solved_exactly_keeps_the_gradient(tiny):
     data, H, b = squares(tiny, (6, 8, 7))
     sim = full_batch(tiny, FedDyn(alpha=0.7, clip=None), data, epochs=80)
     for _ in range(3):
-        theta, g, s = sim.server.row.clone(), sim.own.row.clone(), sim.server.tilt.clone()
+        theta, g, s = sim.server.state.row.clone(), sim.own.row.clone(), sim.server.state.tilt.clone()
         best = torch.linalg.solve(H + 0.7 * EYE, b + g + 0.7 * theta)
         sim.round()
         assert_close(sim.own.row, torch.einsum("ijk,ik->ij", H, best) - b, rtol=1e-8, atol=1e-8)
         s = s - 0.7 / 3 * (best - theta).sum(0)
-        assert_close(sim.server.row, best.mean(0) - s / 0.7, rtol=1e-8, atol=1e-8)
+        assert_close(sim.server.state.row, best.mean(0) - s / 0.7, rtol=1e-8, atol=1e-8)
 
 
 def test_feddyn_of_large_alpha_does_not_move(tiny):
@@ -579,7 +579,7 @@ def test_feddyn_of_large_alpha_does_not_move(tiny):
 def test_feddyn_of_one_client_ends_in_its_minimiser(tiny):
     data, H, b = squares(tiny, (9,))
     sim = rounds(full_batch(tiny, FedDyn(alpha=0.5), data, epochs=5), 60)
-    assert_close(sim.server.row, torch.linalg.solve(H[0], b[0]), rtol=1e-8, atol=1e-8)
+    assert_close(sim.server.state.row, torch.linalg.solve(H[0], b[0]), rtol=1e-8, atol=1e-8)
 
 
 def away(w, theta):
@@ -595,7 +595,7 @@ def test_feddyn_with_other_pulls_by_hand(tiny, power, pull):
     -alpha <w, theta>, what FL-bench's program descends; all else is FedDyn's."""
     sim = tiny.simulation(FedDyn(alpha=0.6, clip=None, norm_power=power), epochs=2)
     for _ in range(2):
-        theta, g, s = sim.server.row.clone(), sim.own.row.clone(), sim.server.tilt.clone()
+        theta, g, s = sim.server.state.row.clone(), sim.own.row.clone(), sim.server.state.tilt.clone()
         ends = []
         for i in range(4):
             w = theta
@@ -606,7 +606,7 @@ def test_feddyn_with_other_pulls_by_hand(tiny, power, pull):
         s = s - 0.6 / 4 * moves.sum(0)
         sim.round()
         assert_close(sim.own.row, g - 0.6 * moves)
-        assert_close(sim.server.row, theta + moves.mean(0) - s / 0.6)
+        assert_close(sim.server.state.row, theta + moves.mean(0) - s / 0.6)
 
 
 def test_feddyns_presets_are_the_programs_above():
@@ -634,7 +634,7 @@ def test_feddyn_refuses_what_it_cannot_do(tiny, method):
 def test_moon_without_contrast_is_fedavg(tiny, model, method):
     """mu = 0, as in PFLlib's program."""
     one, two = (rounds(tiny.simulation(m, model, epochs=2), 3) for m in (method, "fedavg"))
-    assert_close(one.server.row, two.server.row)
+    assert_close(one.server.state.row, two.server.state.row)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -642,10 +642,10 @@ def test_moons_first_round_is_fedavgs(tiny, model):
     """While the last model is the received one the two cosines are equal and their gradients cancel, also with
     dropout and batch statistics, because both fixed models are in evaluation mode."""
     one, two = (rounds(tiny.simulation(m, model, epochs=2), 1) for m in ("moon:mu=50", "fedavg"))
-    assert_close(one.server.row, two.server.row)
+    assert_close(one.server.state.row, two.server.state.row)
     one.round()
     two.round()
-    assert (one.server.row - two.server.row).abs().max() > 1e-4
+    assert (one.server.state.row - two.server.state.row).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -682,7 +682,7 @@ def test_moon_rounds_by_hand(tiny, width):
     for _ in range(3):
         ends = []
         for i in range(4):
-            fixed = (sim.server.row, last[i])
+            fixed = (sim.server.state.row, last[i])
             shared, old = (sim.layout.load(copy.deepcopy(sim.init.module).double(), row) for row in fixed)
 
             def objective(module, x, y, shared=shared, old=old):
@@ -690,10 +690,11 @@ def test_moon_rounds_by_hand(tiny, width):
                 near, far = (F.cosine_similarity(z, other.detach()) / 0.3 for other in (z_g, z_p))
                 return F.cross_entropy(module(x), y) - 2 * (near.exp() / (near.exp() + far.exp())).log().mean()
 
-            ends.append(tiny.sgd(sim, i, sim.server.row, tiny.steps_of(tiny.SIZES[i], 3, 2), objective=objective)[0])
+            steps = tiny.steps_of(tiny.SIZES[i], 3, 2)
+            ends.append(tiny.sgd(sim, i, sim.server.state.row, steps, objective=objective)[0])
         last = torch.stack(ends)
         sim.round()
-        assert_close(sim.server.row, SHARE @ last)
+        assert_close(sim.server.state.row, SHARE @ last)
         assert_close(sim.own.row, last)
 
 
@@ -701,7 +702,7 @@ def test_moon_does_not_overflow(tiny):
     """tau = 1e-6 makes exponents of a million: softplus stays finite in float32."""
     data = tiny.federation(dtype=torch.float32)
     sim = rounds(tiny.simulation("moon:tau=1e-6,mu=1e-6", data=data, precision="float32"), 3)
-    assert torch.isfinite(sim.server.row).all()
+    assert torch.isfinite(sim.server.state.row).all()
 
 
 def test_moon_needs_a_head(tiny):
@@ -737,10 +738,10 @@ def test_fedmtls_server_keeps_the_mean_of_all_models(tiny, model):
     for _ in range(5):
         caught = tiny.seen_clients(sim)
         sim.round()
-        assert_close(*(sim.layout.cut(r, "parameters") for r in (sim.server.row, sim.own.row.mean(0))))
+        assert_close(*(sim.layout.cut(r, "parameters") for r in (sim.server.state.row, sim.own.row.mean(0))))
         if model == "bn":
             variance = sim.layout.views(sim.own.row[caught[0]])["1.running_var"].mean(0)
-            assert_close(sim.layout.views(sim.server.row)["1.running_var"], variance)
+            assert_close(sim.layout.views(sim.server.state.row)["1.running_var"], variance)
 
 
 def test_fedmtl_round_by_hand(tiny):
@@ -751,7 +752,7 @@ def test_fedmtl_round_by_hand(tiny):
         expected = sgd(tiny, sim, sim.own.row.clone(), correct=lambda name, g, v, m=mean: g + 1.6 * (v - m[name]))
         sim.round()
         assert_close(sim.own.row, expected)
-        assert_close(sim.server.row, expected.mean(0))
+        assert_close(sim.server.state.row, expected.mean(0))
 
 
 def test_fedmtls_pull_is_the_gradient_of_the_trace():
@@ -770,10 +771,10 @@ def test_fedmtl_of_large_lam_makes_all_models_equal(tiny):
     """lr 2 lam = 1: every step ends at mean - lr grad, so models lie within lr |grad| of their mean, from anywhere."""
     sim = tiny.simulation(FedMTL(lam=5e4), lr=1e-5)
     sim.own = Model(tiny.rows(sim))
-    sim.server = Model(sim.own.row.mean(0))
-    assert (sim.own.row - sim.server.row).abs().max() > 0.3
+    sim.server.state = Model(sim.own.row.mean(0))
+    assert (sim.own.row - sim.server.state.row).abs().max() > 0.3
     sim.round()
-    assert (sim.own.row - sim.server.row).abs().max() < 1e-4
+    assert (sim.own.row - sim.server.state.row).abs().max() < 1e-4
 
 
 def test_what_a_client_never_seen_gets(tiny):
@@ -781,7 +782,7 @@ def test_what_a_client_never_seen_gets(tiny):
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
     for method in ("scaffold", "ditto", "apfl", "feddyn", "moon", "fedmtl"):
         sim = rounds(tiny.simulation(method, data=data), 2)
-        assert torch.equal(sim.row(4), sim.server.row)
+        assert torch.equal(sim.row(4), sim.server.state.row)
         assert not torch.equal(sim.row(4), sim.init.row)
     alone = rounds(tiny.simulation("fedmtl:pfllib", data=data), 2)
     assert torch.equal(alone.row(4), alone.init.row)
@@ -809,7 +810,7 @@ def test_what_the_server_keeps_has_no_part_in_buffers_that_stay_at_home(tiny, me
     """With buffers=local or server the clients' running statistics never reach the server's tensors."""
     sim = rounds(tiny.simulation(method, "bn", buffers=buffers, participation=0.75), 2)
     fresh = sim.layout.cut(sim.init.row, "buffers")
-    for name, t in sim.server.tensors().items():
+    for name, t in sim.server.state.tensors().items():
         if t.ndim == 0:  # FedDyn's number of clients
             continue
         assert torch.equal(sim.layout.cut(t, "buffers"), fresh if name == "row" else torch.zeros_like(fresh))

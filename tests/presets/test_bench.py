@@ -1,9 +1,12 @@
 """The benchmark compares like with like, and refuses what it cannot compare."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 from coterie import models
 from coterie.data import Federation
@@ -11,26 +14,30 @@ from coterie.errors import CoterieError
 from coterie.presets import bench
 
 
-def case(method):
+def contest(method, factory=None, **options):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(90, 6, generator=generator), torch.arange(90) % 3
     parts = np.split(np.arange(90), [10, 45])
     data = Federation.from_assignment(x, y, parts, val=0.0)
-    return bench.Case(method, data, models.model("mlp", (6,), 3, hidden=8), 4, 0.1, "cpu", {})
+    made = factory or models.model("mlp", (6,), 3, hidden=8)
+    return bench.Contest(method, data, made, 4, 0.1, "cpu", options)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto", "fedfew:official", "cwfedavg", "fedavg+confree"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedper", "ditto", "fedfew:official", "cwfedavg", "fedavg+confree", "apfl"]
+)
 def test_both_ways_reach_the_same_rows(method):
-    """The published way is torch.optim.SGD over a DataLoader with the engine's own batches: only rounding differs."""
-    assert bench.apart(case(method)) < 1e-6
+    """The published way is torch.optim.SGD over a DataLoader with the engine's own batches, and client after client
+    where a method has steps of its own (APFL): only rounding differs."""
+    assert bench.apart(contest(method)) < 1e-6
 
 
 def test_a_round_is_timed_both_ways():
     """Three precisions would be three lines; here it is one, with both times and what they amount to."""
-    (timing,) = bench.measure(case("fedavg"), ["float32"], (1e9, 1e9), rounds=2, published_rounds=1)
+    (timing,) = bench.measure(contest("fedavg"), ["float32"], (1e9, 1e9), rounds=2, published_rounds=1)
     assert timing.ratio == timing.published / timing.seconds
     assert timing.seconds > 0
-    trained = case("fedavg").federation.sizes("train").sum()  # one epoch: every training sample once
+    trained = contest("fedavg").federation.sizes("train").sum()  # one epoch: every training sample once
     assert timing.samples * timing.seconds == pytest.approx(trained)
     console = Console(record=True, width=120)
     console.print(bench.table([timing]))
@@ -43,14 +50,34 @@ def test_a_run_counts_its_first_round():
     assert timing.over(100) == pytest.approx(200 / 110)
 
 
-def test_steps_of_a_method_are_not_compared_with_plain_sgd():
-    """APFL's inner step is its own; timing the stacked engine under the name `published` would flatter."""
-    with pytest.raises(CoterieError, match="steps of its own"):
-        bench.apart(case("apfl"))
+class Noting(nn.Module):
+    """Notes at every call whether products may be rounded to TF32."""
+
+    seen: ClassVar[list[bool]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        self.seen.append(torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
+        return self.layer(x)
+
+
+def test_the_published_way_computes_in_float32_beside_a_faster_precision():
+    """It was timed in TF32 on a GPU: the simulation in tf32, built after it, set a switch of the whole process."""
+    either = contest("fedavg", Noting, engine="stack")
+    published, fast = either.built("float32", published=True), either.built("tf32")
+    assert published.choices["engine"] == "reference"
+    for simulation, rounded in ((published, False), (fast, True), (published, False)):
+        Noting.seen.clear()
+        simulation.round()
+        assert Noting.seen
+        assert set(Noting.seen) == {rounded}
 
 
 def test_ways_that_differ_are_not_timed(monkeypatch):
     """A wrong engine must not win a race."""
     monkeypatch.setattr(bench, "apart", lambda given: 0.5)
     with pytest.raises(CoterieError, match="differ by"):
-        list(bench.measure(case("fedavg"), ["float32"], (1.0, 1.0)))
+        list(bench.measure(contest("fedavg"), ["float32"], (1.0, 1.0)))

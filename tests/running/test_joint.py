@@ -14,16 +14,17 @@ from rich.console import Console
 from torch import nn
 
 import coterie
-from coterie import models, registry
+from coterie import registry
 from coterie.contract.records import Model, Record, Upload
 from coterie.errors import CoterieError, Interrupted
 from coterie.methods.fedavg import FedAvg
+from coterie.options import build
 from coterie.report.progress import Live
-from coterie.running import joint, runs
+from coterie.running import joint, pays, runs
 from coterie.running.config import Training
 from coterie.running.folder import Folder
 from coterie.running.joint import Stack, Varying, alone
-from coterie.running.simulation import Simulation
+from coterie.running.saved import Saved
 
 # -- a run in a stack is the run alone --------------------------------------------------------------------------------
 
@@ -173,9 +174,9 @@ def compared(methods, folder=None, federation=None, **options):
 
 def test_a_comparison_joined_is_the_comparison_one_after_another(tmp_path):
     """The same files with the same scores in them; only the times, and what was chosen, may differ."""
-    found = {join: compared(["fedprox", "fedprox:mu=1"], tmp_path / join, join=join) for join in ("on", "off")}
+    found = {way: compared(["fedprox", "fedprox:mu=1"], tmp_path / way, together=way) for way in ("on", "off")}
     assert [(r.method, r.seed) for r in found["on"]] == [(r.method, r.seed) for r in found["off"]]
-    folders = {join: sorted(p.parent for p in (tmp_path / join).glob("*/*/result.json")) for join in found}
+    folders = {way: sorted(p.parent for p in (tmp_path / way).glob("*/*/result.json")) for way in found}
     assert len(folders["on"]) == len(folders["off"]) == 4 * 3
     for one, other in zip(folders["on"], folders["off"], strict=True):
         assert one.relative_to(tmp_path / "on") == other.relative_to(tmp_path / "off")
@@ -185,8 +186,8 @@ def test_a_comparison_joined_is_the_comparison_one_after_another(tmp_path):
             for stage in a.stages:
                 np.testing.assert_allclose(a.stages[stage].test["loss"], b.stages[stage].test["loss"], rtol=1e-5)
         chosen = [Folder(path).config()["choices"]["join"] for path in (one, other)]
-        assert chosen[0] == f"{6 if 'fedprox' in str(one) else 3} runs in one stack: join=on"
-        assert chosen[1] == "alone: join=off"
+        assert chosen[0] == f"{6 if 'fedprox' in str(one) else 3} runs in one stack: together=on"
+        assert chosen[1] == "alone: together=off"
         seconds = [sum(r["seconds"] for r in Folder(path).rounds()) for path in (one, other)]
         assert min(seconds) > 0
 
@@ -194,7 +195,7 @@ def test_a_comparison_joined_is_the_comparison_one_after_another(tmp_path):
 def test_seconds_of_joined_runs_add_up_to_the_time_they_took():
     """Each run is charged its share of the common rounds, so that times in a table say what a method costs."""
     start = time.perf_counter()
-    results = compared(["fedavg"], join="on", seeds=4, rounds=10)
+    results = compared(["fedavg"], together="on", seeds=4, rounds=10)
     assert sum(r.seconds for r in results) <= time.perf_counter() - start
 
 
@@ -205,7 +206,7 @@ def test_patience_ends_runs_at_different_rounds():
     data = coterie.Federation.from_clients(noise, val=0.3)
     options = {"federation": data, "rounds": 200, "lr": 0.7, "batch": 0, "evaluate_every": 1, "patience": 2, "seeds": 4,
                "precision": "float64"}
-    joined, apart = (compared(["local"], join=join, **options) for join in ("on", "off"))
+    joined, apart = (compared(["local"], together=way, **options) for way in ("on", "off"))
     ends = [result.history[-1].round for result in apart]
     assert len(set(ends)) > 1
     assert max(ends) < 200
@@ -221,13 +222,13 @@ def test_an_error_in_one_run_reaches_the_caller_and_the_others_are_saved(tmp_pat
             raise OSError("the screen is on fire")
 
     with pytest.raises(OSError, match="on fire"):
-        compared(["fedavg"], tmp_path / "cut", join="on", watch=watch)
+        compared(["fedavg"], tmp_path / "cut", together="on", watch=watch)
     rounds = {seed: Folder(tmp_path / "cut" / "fedavg" / f"seed{seed}").rounds() for seed in (0, 1, 2)}
     assert [len(rounds[seed]) for seed in (0, 1, 2)] == [4, 3, 3]
     for seed in (0, 2):
         assert Folder(tmp_path / "cut" / "fedavg" / f"seed{seed}").load()[1]["round"] == len(rounds[seed])
-    compared(["fedavg"], tmp_path / "whole", join="on")
-    compared(["fedavg"], tmp_path / "cut", join="on", resume=True)
+    compared(["fedavg"], tmp_path / "whole", together="on")
+    compared(["fedavg"], tmp_path / "cut", together="on", resume=True)
     for path in (tmp_path / "whole").glob("*/*/result.json"):
         again = json.loads((tmp_path / "cut" / path.relative_to(tmp_path / "whole")).read_text())
         assert again["rows_sha256"] == json.loads(path.read_text())["rows_sha256"]
@@ -275,66 +276,43 @@ def test_ctrl_c_in_a_joined_comparison_saves_every_run(tmp_path):
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Interrupted):
-        compared(["fedavg"], tmp_path / "cut", join="on", watch=watch)
+        compared(["fedavg"], tmp_path / "cut", together="on", watch=watch)
     assert signal.getsignal(signal.SIGINT) is before
     for seed in (0, 1, 2):
         assert Folder(tmp_path / "cut" / "fedavg" / f"seed{seed}").load()[1]["round"] == 3
     assert all(Folder(p.parent).finished for p in (tmp_path / "cut" / "local").glob("*/config.json"))
 
 
-# -- where it pays ----------------------------------------------------------------------------------------------------
+# -- which runs, under which name --------------------------------------------------------------------------------------
 
 
-def test_the_work_of_a_step_is_counted(tiny):
-    """linear 4 -> 3 on 4 clients, batches of 3: forward 2 * 4 * 3 FLOP a sample, backward twice that; but a weight
-    (15 with the biases) costs at least 6 a sample. Two models a client double it."""
-    one = tiny.simulation("fedavg", "linear")
-    assert joint.step_flop(one) == 4 * 3 * max(3 * 2 * 4 * 3, 6 * 15)
-    assert joint.step_flop(tiny.simulation("fedfew:models=2", "linear")) == 2 * joint.step_flop(one)
-    half = tiny.simulation("fedavg", "linear", participation=0.5)
-    assert joint.step_flop(half) == joint.step_flop(one) / 2
-
-
-def test_small_models_are_joined_and_large_ones_are_not(tiny, monkeypatch):
-    """The limit decides, and `join` decides before it; a model that is not stacked has nothing to gain."""
-    sim = tiny.simulation()
-    assert joint.pays(sim)[0]
-    monkeypatch.setitem(joint.PAYS, "cpu", joint.step_flop(sim) - 1)
-    wanted, reason = joint.pays(sim)
-    assert not wanted
-    assert "more than" in reason
-    assert joint.pays(tiny.simulation(join="on")) == (True, "join=on")
-    monkeypatch.setitem(joint.PAYS, "cpu", 1e9)
-    assert joint.pays(tiny.simulation(join="off")) == (False, "join=off")
-    assert joint.pays(tiny.simulation(engine="loop")) == (False, "the model is not stacked")
-
-
-def test_a_cnn_on_a_cpu_is_not_joined():
-    """However little there is to compute: grouped convolutions are no faster than single ones there."""
-    rng = np.random.default_rng(0)
-    data = [(rng.standard_normal((20, 1, 16, 16)).astype(np.float32), rng.integers(0, 10, 20))]
-    federation = coterie.Federation.from_clients(data)
-    simulation = Simulation(FedAvg(), models.model("cnn", (1, 16, 16), 10), federation, Training(device="cpu"))
-    assert joint.step_flop(simulation) < joint.PAYS["cpu"]
-    assert joint.pays(simulation) == (False, "convolutions on a CPU")
+def test_the_former_name_of_the_option_is_still_read(tmp_path):
+    """Run folders and files written before have `join`; its value goes on under the name it has now."""
+    assert build(Training, {"join": "off", "lr": 0.1}, "training") == Training(together="off", lr=0.1)
+    compared(["fedavg"], tmp_path, together="on", seeds=1, rounds=1)
+    path = tmp_path / "fedavg" / "seed0" / "config.json"
+    config = json.loads(path.read_text())
+    config["training"]["join"] = config["training"].pop("together")
+    path.write_text(json.dumps(config))
+    assert Saved.open(path.parent).training.together == "on"
 
 
 def test_runs_beyond_the_room_wait_for_the_next_stack(tmp_path, monkeypatch):
     """Room for two runs' clients: five seeds are three stacks, of two, two and one."""
-    monkeypatch.setattr(joint, "MOST", 2 * 4)
-    compared(["fedavg"], tmp_path, join="on", seeds=5, rounds=1)
+    monkeypatch.setattr(pays, "MOST", 2 * 4)
+    compared(["fedavg"], tmp_path, together="on", seeds=5, rounds=1)
     said = [Folder(tmp_path / "fedavg" / f"seed{seed}").config()["choices"]["join"] for seed in range(5)]
     assert [text.partition(":")[0] for text in said] == [*["2 runs in one stack"] * 4, "alone"]
 
 
-def test_families_are_methods_that_differ_in_numbers_and_aggregator_only():
+def test_kin_are_methods_that_differ_in_numbers_and_aggregator_only():
     same = [("fedprox:mu=0.1", "fedprox:mu=2+median"), ("fedfew", "fedfew:mu=1"), ("fedrod", "fedrod+confree")]
     other = [("fedfew:models=2", "fedfew:models=3"), ("fedavg", "fedprox"), ("fedavgft", "fedavgft:lr=0.1"),
              ("fedrod", "fedrod:gamma=0.5"), ("fedfew", "fedfew:official")]
     for one, two in same:
-        assert joint.family(registry.method(one)) == joint.family(registry.method(two))
+        assert joint.kin(registry.method(one)) == joint.kin(registry.method(two))
     for one, two in other:
-        assert joint.family(registry.method(one)) != joint.family(registry.method(two))
+        assert joint.kin(registry.method(one)) != joint.kin(registry.method(two))
 
 
 def test_progress_of_runs_that_take_turns_adds_up(tiny):

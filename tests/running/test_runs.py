@@ -190,7 +190,7 @@ def test_a_pretrained_module_is_where_training_starts():
     start = coterie.run("fedavg", given, federation, rounds=0, device="cpu").model_for(0)
     for ours, theirs in zip(start.parameters(), given.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    few = coterie.run("fedfew", given, federation, rounds=0, device="cpu").simulation.server.rows
+    few = coterie.run("fedfew", given, federation, rounds=0, device="cpu").simulation.server.state.rows
     assert torch.equal(few[0], coterie.Layout.of(given).row(given))
     assert not torch.equal(few[0], few[1])
 
@@ -198,7 +198,7 @@ def test_a_pretrained_module_is_where_training_starts():
 def test_the_same_seed_gives_the_same_rows_and_another_seed_others(tmp_path):
     federation = coterie.Federation.from_clients(clients())
     runs = [coterie.run("fedavg", model, federation, rounds=3, seed=seed, device="cpu") for seed in (1, 1, 2)]
-    rows = [result.simulation.server.row for result in runs]
+    rows = [result.simulation.server.state.row for result in runs]
     assert torch.equal(rows[0], rows[1])
     assert not torch.equal(rows[0], rows[2])
 

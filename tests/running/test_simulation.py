@@ -66,7 +66,7 @@ def test_only_participants_move(tiny):
 def test_dropouts_leave_the_mean_to_the_others(tiny):
     """FedAvg after a round with dropouts is the mean of the answering clients' own SGD, weighted by their samples."""
     sim = tiny.simulation(dropouts=0.5, seed=3)
-    start = sim.server.row
+    start = sim.server.state.row
     caught = tiny.seen_clients(sim)
     sim.round()
     answered = caught[0]
@@ -75,7 +75,7 @@ def test_dropouts_leave_the_mean_to_the_others(tiny):
     trained = [tiny.sgd(sim, i, start, tiny.steps_of(tiny.SIZES[i], 3))[0] for i in answered]
     n = torch.tensor([tiny.SIZES[i] for i in answered], dtype=torch.float64)
     expected = (n / n.sum()) @ torch.stack(trained)
-    torch.testing.assert_close(sim.server.row, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(sim.server.state.row, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_stragglers_work_between_a_tenth_and_all(tiny):
@@ -93,14 +93,14 @@ def test_stragglers_work_between_a_tenth_and_all(tiny):
 def test_a_stragglers_upload_is_its_partial_work(tiny):
     """FedAvg with stragglers is the mean of SGD stopped after ceil(w S) of S steps."""
     sim = tiny.simulation(stragglers=0.9, epochs=4)
-    start, work = sim.server.row, sim._straggling(np.arange(4), 0)
+    start, work = sim.server.state.row, sim._straggling(np.arange(4), 0)
     full = [tiny.steps_of(n, 3, 4) for n in tiny.SIZES]
     steps = [max(math.ceil(s * w), 1) for s, w in zip(full, work)]
     assert steps != full
     trained = torch.stack([tiny.sgd(sim, i, start, steps[i])[0] for i in range(4)])
     sim.round()
     n = torch.tensor(tiny.SIZES, dtype=torch.float64)
-    torch.testing.assert_close(sim.server.row, (n / n.sum()) @ trained, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(sim.server.state.row, (n / n.sum()) @ trained, rtol=1e-12, atol=1e-12)
 
 
 # -- evaluation -------------------------------------------------------------------------------------------------------
@@ -161,12 +161,12 @@ def test_unseen_clients_get_what_the_method_says(tiny):
     data = tiny.federation(sizes=(7, 12, 1, 5), unseen=1)
     sim = tiny.simulation("fedavg", data=data)
     sim.round()
-    assert torch.equal(sim.row(3), sim.server.row)
+    assert torch.equal(sim.row(3), sim.server.state.row)
     sim = tiny.simulation("fedper", data=data)
     sim.round()
     row, layout = sim.row(3), sim.layout
-    assert torch.equal(layout.cut(row, "base"), sim.server.row)
-    fresh = layout.put(sim.init.row, "base", sim.server.row)
+    assert torch.equal(layout.cut(row, "base"), sim.server.state.row)
+    fresh = layout.put(sim.init.row, "base", sim.server.state.row)
     n = int(data.sizes("train")[3])
     expected, _ = tiny.sgd(sim, 3, fresh, tiny.steps_of(n, 3), part="head")
     torch.testing.assert_close(row, expected, rtol=1e-12, atol=1e-12)
@@ -192,7 +192,7 @@ def test_buffers_average(tiny):
     trained = trained_by_hand(tiny, sim)
     sim.round()
     share = torch.tensor(tiny.SIZES, dtype=torch.float64) / sum(tiny.SIZES)
-    mean, variance, count = buffers_of(sim, sim.server.row)
+    mean, variance, count = buffers_of(sim, sim.server.state.row)
     means, variances, counts = buffers_of(sim, trained)
     torch.testing.assert_close(mean, share @ means, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(variance, share @ variances, rtol=1e-12, atol=1e-12)
@@ -203,12 +203,12 @@ def test_buffers_average(tiny):
 def test_buffers_local_never_travel(tiny):
     """Bytes are smaller by the buffers, the server's buffers stay as they started, each client goes on from its own."""
     sim = tiny.simulation(model="bn", buffers="local")
-    start = buffers_of(sim, sim.server.row)
+    start = buffers_of(sim, sim.server.state.row)
     outcome = sim.round()
     size, kept = sim.layout.size, 5 + 5 + 1  # running mean, running variance, counter
     assert outcome.down == {"row": 8 * (size - kept)}
     assert outcome.up == {"update": 8 * (size - kept)}
-    for now, before in zip(buffers_of(sim, sim.server.row), start):
+    for now, before in zip(buffers_of(sim, sim.server.state.row), start):
         assert torch.equal(now, before)
     counts = torch.stack([buffers_of(sim, sim.row(i))[2] for i in range(4)])
     assert counts.tolist() == [2, 4, 0, 2]
@@ -219,17 +219,17 @@ def test_buffers_local_never_travel(tiny):
             torch.testing.assert_close(now, expected, rtol=1e-12, atol=1e-12)
     share = torch.tensor(tiny.SIZES, dtype=torch.float64) / sum(tiny.SIZES)
     expected = sim.layout.cut(share @ trained, "parameters")
-    torch.testing.assert_close(sim.layout.cut(sim.server.row, "parameters"), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(sim.layout.cut(sim.server.state.row, "parameters"), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_buffers_server_stay_as_the_server_started(tiny):
     """Everybody uses the server's statistics; they are sent down but never up, and never change."""
     sim = tiny.simulation(model="bn", buffers="server")
-    start = [t.clone() for t in buffers_of(sim, sim.server.row)]
+    start = [t.clone() for t in buffers_of(sim, sim.server.state.row)]
     outcome = sim.round()
     assert outcome.down == {"row": 8 * sim.layout.size}
     assert outcome.up == {"update": 8 * (sim.layout.size - 11)}
-    for row in (sim.server.row, sim.row(1), sim.row(1, adapted=True)):
+    for row in (sim.server.state.row, sim.row(1), sim.row(1, adapted=True)):
         for now, before in zip(buffers_of(sim, row), start):
             assert torch.equal(now, before)
 
@@ -303,9 +303,9 @@ def test_a_round_trains_with_its_learning_rate(tiny):
     sim = tiny.simulation(data=tiny.federation(sizes=(5,)), schedule="decay", decay=0.5)
     sim.round()
     sim.round()
-    expected, _ = tiny.sgd(sim, 0, sim.server.row, 2, lr=0.1 * 0.25)
+    expected, _ = tiny.sgd(sim, 0, sim.server.state.row, 2, lr=0.1 * 0.25)
     sim.round()
-    torch.testing.assert_close(sim.server.row, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(sim.server.state.row, expected, rtol=1e-12, atol=1e-12)
 
 
 # -- aggregation ------------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_the_servers_learning_rate_leaves_counters_whole(tiny):
     """Buffers are not directions: with server_lr = 0.5 the counter is still the largest client's."""
     sim = tiny.simulation("fedavg:server_lr=0.5", "bn")
     sim.round()
-    assert buffers_of(sim, sim.server.row)[2].item() == 4
+    assert buffers_of(sim, sim.server.state.row)[2].item() == 4
 
 
 # -- mistakes of a method's author ------------------------------------------------------------------------------------

@@ -1,19 +1,16 @@
 """A run's privacy on the server: it turns the clients' uploads into one noisy mean before anything else sees them.
 
-Both engines use it alike: `Guard.of` before the first round, `rehearse` with one upload, then each round `pool`. The
-`clip` is its only state and belongs into the checkpoint.
+A `Server` holds it: `Guard.of` before the first round, `meet` at every admission, `rehearse` with one upload, then each
+round `pool`. The `clip` is its only state and belongs into the checkpoint.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,35 +22,10 @@ from coterie.contract.method import Method, Pooled, Uploads
 from coterie.contract.records import Record
 from coterie.errors import CoterieError, counted
 from coterie.privacy import account
+from coterie.privacy.noise import normal
 from coterie.running.config import Training
 
-SECRET = "COTERIE_SECRET"
-"""The environment variable whose text names the streams of noise and sampling together with the seed."""
-
 _accounts = cache(account.Account)
-
-
-def lot(seed: int) -> int:
-    """The number that names the streams of Poisson sampling: the seed, or one made of secret and seed."""
-    if SECRET not in os.environ:
-        return seed
-    return int.from_bytes(hashlib.blake2b(_root(seed).encode(), digest_size=8).digest(), "big")
-
-
-def _root(seed: int) -> str:
-    return f"{os.environ[SECRET]}/{seed}" if SECRET in os.environ else str(seed)
-
-
-def normal(seed: int, t: int, purpose: str, count: int) -> Tensor:
-    """Standard normal numbers `[count]`, float64, of the stream (secret, seed, round, purpose).
-
-    SHAKE-256 makes the bits, so that nobody without the secret can find them again; 53 of them are a uniform number,
-    which the normal quantile function maps.
-    """
-    name = repr((_root(seed), t, purpose)).encode()
-    bits = np.frombuffer(hashlib.shake_256(name).digest(8 * count), dtype="<u8") >> np.uint64(11)
-    drawn: Tensor = torch.special.ndtri(torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-53))
-    return drawn
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,190 @@
+"""The reference engine: a loop over clients and models, a DataLoader, eager autograd, torch.optim.SGD.
+
+It is what programs published with papers do, what benchmarks compare with, and the place to read what an engine
+computes. It sees the same batches and draws the same noise as the stacked engine, so both give the same rows up to
+rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from coterie import streams
+from coterie.contract.engine import Correct, Effort, IntArray, Rate, Split, Step, Sum, Tensors, Until
+from coterie.contract.layout import Entry
+from coterie.contract.net import Batch, Given, Net, Objective, answer, default_objective
+from coterie.data import Federation
+from coterie.engine.arithmetic import Arithmetic
+from coterie.engine.capture import identity
+from coterie.engine.resident import Resident, measured, named, require_state
+
+Samples = list[int]
+
+
+class Reference(Resident):
+    """One client after another, one of its models after another."""
+
+    def __init__(self, net: Net, federation: Federation, device: torch.device, arithmetic: Arithmetic) -> None:
+        super().__init__(net, federation, device, arithmetic)
+        net.stacked = False
+        net.module.to(device, self.dtype)  # here the module holds the model that is being trained
+        for entry in self.layout.entries:
+            if entry.kind == "counter":  # averages of counters are no whole numbers
+                owner, _, name = entry.name.rpartition(".")
+                count = torch.zeros(entry.shape, dtype=self.dtype, device=device)
+                setattr(net.module.get_submodule(owner), name, count)
+        held = dict(net.module.named_parameters()) | dict(net.module.named_buffers())
+        self.tensors = {entry.name: held[entry.name] for entry in self.layout.entries}
+        self.dataset: Any = list(zip(self.x.cpu(), self.y.cpu(), strict=True))
+
+    def measure(self, ids: IntArray, rows: Tensor, split: Split) -> dict[str, Tensor]:
+        return self.total(ids, measured, rows, {}, split)
+
+    def total(self, ids: IntArray, fn: Sum, rows: Tensor, given: Tensors, split: Split) -> dict[str, Tensor]:
+        identity(fn)  # refuses what the stacked engine refuses
+        self.net.mode(training=False)
+        found = []
+        with self.computing(), torch.no_grad():
+            for client, (x, y) in enumerate(self.samples(ids, split)):
+                mine = Given(**_of(given, client))
+                found += [self._sum(fn, row, x, y, mine) for row in rows[client].view(-1, self.layout.size)]
+        sums = {name: torch.stack([one[name] for one in found]) for name in found[0]}
+        return {name: value.view(*rows.shape[:-1], *value.shape[1:]) for name, value in sums.items()}
+
+    def _sum(self, fn: Sum, row: Tensor, x: Tensor, y: Tensor, given: Given) -> dict[str, Tensor]:
+        """One model's sum over the samples `x`, `y` of one client."""
+        sums: dict[str, Tensor] = {}
+        for first in range(0, max(len(x), 1), self.evaluation_batch):
+            near = slice(first, first + self.evaluation_batch)
+            batch = self._batch(x[near], y[near]) if len(x) else self._batch(self.x[:1], self.y[:1])
+            with self.net.noise(batch.key):
+                out = named(fn(self.net, row, batch, given))
+            sums = {name: sums[name] + value if sums else value for name, value in out.items()}
+        return sums if len(x) else {name: torch.zeros_like(value) for name, value in sums.items()}
+
+    def train(
+        self, ids: IntArray, rows: Tensor, given: Tensors, effort: Effort, lr: Rate, part: str = "all",
+        correct: Correct | None = None, objective: Objective | None = None, clip: float | None = None,
+        watch: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        identity(objective), identity(correct)
+        copies = rows.shape[1] if rows.ndim == 3 else 1
+        trained = [entry for entry in self.layout.within(part) if entry.trainable]
+        out, losses = rows.reshape(-1, self.layout.size).clone(), rows.new_zeros(len(ids) * copies)
+        with self.computing(), torch.enable_grad():
+            for slot, (visits,), noise, one_pass in self._slots(ids, copies, effort):
+                mine, seen = _of(given, slot // copies), []
+                rate = float(lr[slot // copies]) if isinstance(lr, Tensor) else lr
+                optimizer = torch.optim.SGD(self._load(out[slot], trained), lr=rate)
+                for number, (x, y) in enumerate(DataLoader(self.dataset, batch_sampler=visits)):
+                    optimizer.zero_grad()
+                    loss = self._loss(x.to(self.device), y.to(self.device), objective, mine, noise, number)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    if correct is not None or clip is not None:
+                        self._correct(trained, correct, clip, mine)
+                    optimizer.step()
+                    if watch:
+                        seen.append((float(loss.detach()), len(y)))
+                out[slot] = self.layout.row(self.net.module, self.dtype)
+                if watch:
+                    losses[slot] = sum(v * n for v, n in seen[-one_pass:]) / sum(n for _, n in seen[-one_pass:])
+        return out.view(rows.shape), losses.view(rows.shape[:-1])
+
+    def _loss(
+        self, x: Tensor, y: Tensor, objective: Objective | None, given: Tensors, noise: Tensor, number: int
+    ) -> Tensor:
+        """The objective of one batch; the task's loss as a published program computes it, where nothing is drawn."""
+        self._mode(len(y))
+        if objective is None and self.net.plain:
+            return self.net.task.loss(answer(self.net.module(x)), y).mean()
+        batch = self._batch(x, y, streams.key(noise, number))
+        with self.net.noise(batch.key):
+            return (objective or default_objective)(self.net, self.tensors, batch, Given(**given))
+
+    def _correct(self, trained: list[Entry], correct: Correct | None, clip: float | None, given: Tensors) -> None:
+        """The method's hook on every gradient, then all of them scaled to a norm of at most `clip`."""
+        for entry in trained:
+            tensor = self.tensors[entry.name]
+            tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            if correct is not None:
+                near = {name: self.layout.views(t, [entry])[entry.name] if t.shape[-1:] == (self.layout.size,) else t
+                        for name, t in given.items()}
+                tensor.grad = correct(tensor.grad, tensor.detach(), Given(**near)).detach()
+        if clip is not None:
+            gradients = [gradient for entry in trained if (gradient := self.tensors[entry.name].grad) is not None]
+            length = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+            for gradient in gradients:
+                gradient.mul_((clip / length.clamp(min=1e-12)).clamp(max=1))
+
+    def loop(
+        self, ids: IntArray, step: Step, state: Tensors, given: Tensors, effort: Effort, lr: Rate,
+        until: Until | None = None,
+    ) -> tuple[dict[str, Tensor], IntArray]:
+        identity(step)
+        ends, taken = [_of(state, client) for client in range(len(ids))], np.zeros(len(ids), dtype=np.int64)
+        rates = lr if isinstance(lr, Tensor) else torch.full((len(ids),), lr, dtype=self.dtype, device=self.device)
+        with self.computing(), torch.no_grad():
+            for client, visits, noise, one_pass in self._slots(ids, 1, effort):
+                mine = Given(**_of(given, client), lr=rates[client])
+                for number, chosen in enumerate(zip(*visits, strict=True)):  # one batch of each stream
+                    ends[client] = self._step(step, ends[client], chosen, mine, noise, number)
+                    taken[client] += 1
+                    if until is not None and (number + 1) % one_pass == 0 and until(_alone(ends[client]))[0]:
+                        break
+        return {name: torch.stack([end[name] for end in ends]) for name in state}, taken
+
+    def _step(
+        self, step: Step, state: Tensors, chosen: Sequence[Samples], given: Given, noise: Tensor, number: int
+    ) -> dict[str, Tensor]:
+        """One inner step; stream 0 draws the noise that plain training would."""
+        keys = [streams.key(noise, number, *([stream] if stream else [])) for stream in range(len(chosen))]
+        batches = tuple(self._batch(self.x[one], self.y[one], key) for one, key in zip(chosen, keys, strict=True))
+        now = {name: t.clone() for name, t in state.items()}  # running statistics move in it
+        self._mode(len(chosen[0]))
+        with self.net.noise(keys[0]):
+            new = step(self.net, Given(**now), batches if len(batches) > 1 else batches[0], given)
+        require_state(now, new)
+        return {name: new[name].detach() for name in now}
+
+    def _slots(
+        self, ids: IntArray, copies: int, effort: Effort
+    ) -> Iterator[tuple[int, list[list[Samples]], Tensor, int]]:
+        """Model after model: its number, its batches by stream, the key of its noise, and the steps of one pass."""
+        self.net.mode(training=True)
+        of_streams = [self.batches(ids, copies, effort, stream) for stream in range(effort.streams)]
+        packed, keys = of_streams[0]
+        for place, slot in enumerate(packed.order.tolist()):
+            padded = [one.index[: one.steps[place], place].tolist() for one, _ in of_streams]
+            visits = [[[sample for sample in batch if sample >= 0] for batch in one] for one in padded]
+            yield slot, visits, keys[slot].to(self.device), int(packed.passes[place])
+
+    def _load(self, row: Tensor, trained: list[Entry]) -> list[Tensor]:
+        """Write a row into the module; the tensors of `trained`, which then ask for gradients."""
+        for entry in self.layout.entries:
+            self.tensors[entry.name].requires_grad_(entry in trained)
+        self.layout.load(self.net.module, row)
+        return [self.tensors[entry.name] for entry in trained]
+
+    def _mode(self, samples: int) -> None:
+        if self.net.batch_statistics:  # of a single sample they do not exist
+            self.net.mode(training=True, single=samples == 1)
+
+    def _batch(self, x: Tensor, y: Tensor, key: Tensor | None = None) -> Batch:
+        none = torch.zeros((), dtype=torch.int64, device=self.device)
+        return Batch(x, y, torch.ones(len(x), dtype=self.dtype, device=self.device), none if key is None else key)
+
+
+def _of(tensors: Tensors, client: int) -> dict[str, Tensor]:
+    """One client's slices."""
+    return {name: t[client] for name, t in tensors.items()}
+
+
+def _alone(state: Tensors) -> Given:
+    """One client's state as that of a cohort of one."""
+    return Given(**{name: t[None] for name, t in state.items()})

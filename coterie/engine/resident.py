@@ -1,0 +1,116 @@
+"""Clients' samples on one device, and which of them a client sees at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie import memory, streams
+from coterie.contract.engine import Effort, IntArray, Split, Tensors
+from coterie.contract.layout import Layout
+from coterie.contract.net import Batch, Given, Net
+from coterie.data import Federation
+from coterie.engine.arithmetic import Arithmetic
+from coterie.engine.packing import Packed, pack, steps_of
+from coterie.errors import CoterieError
+
+
+class Resident:
+    """What engines that hold all samples share: the data, the net, the arithmetic, and the order of the batches."""
+
+    def __init__(
+        self, net: Net, federation: Federation, device: torch.device, arithmetic: Arithmetic,
+        evaluation_batch: int = 512,
+    ) -> None:
+        self.net, self.arithmetic = net, arithmetic
+        self.layout: Layout = net.layout
+        self.device, self.dtype = device, arithmetic.dtype
+        self.evaluation_batch = evaluation_batch
+        floating = federation.x.is_floating_point()
+        # Samples in a file stay there, in their precision; on a GPU all of them have to fit.
+        self.x = _placed(federation.x, device, self.dtype if floating else federation.x.dtype)
+        self.y = federation.y.to(device, self.dtype if federation.y.is_floating_point() else None)
+        self.bounds = federation.bounds
+
+    def computing(self) -> AbstractContextManager[None]:
+        """The engine's own arithmetic, for a while."""
+        return self.arithmetic.set()
+
+    def sizes(self, ids: IntArray, split: Split) -> IntArray:
+        """Samples of each client in a split `[C]`."""
+        first = ("train", "val", "test").index(split)
+        found: IntArray = self.bounds[ids, first + 1] - self.bounds[ids, first]
+        return found
+
+    def starts(self, ids: IntArray, split: Split) -> IntArray:
+        """Where each client's samples of a split begin `[C]`."""
+        found: IntArray = self.bounds[ids, ("train", "val", "test").index(split)]
+        return found
+
+    def samples(self, ids: IntArray, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+        """Raw `(x, y)` of a split, client by client."""
+        for start, size in zip(self.starts(ids, split), self.sizes(ids, split), strict=True):
+            yield self.x[start : start + size], self.y[start : start + size]
+
+    def steps(self, ids: IntArray, effort: Effort) -> IntArray:
+        """Local steps each client takes, `[C]`; a straggler manages a part of them, but at least one."""
+        sizes = np.ceil(self.sizes(ids, "train") * effort.fraction).astype(np.int64)
+        steps = steps_of(sizes, effort.batch, effort.epochs, effort.steps)
+        if effort.pace is None:
+            return steps
+        return np.minimum(steps, np.maximum(np.ceil(steps * effort.pace), 1)).astype(np.int64)
+
+    def batches(
+        self, ids: IntArray, copies: int, effort: Effort, stream: int = 0, first_epoch: int = 0
+    ) -> tuple[Packed, Tensor]:
+        """The batches of `copies` models of each client from a pass on, and the keys of their noise `[C * copies]`."""
+        sizes, starts = self.sizes(ids, "train"), self.starts(ids, "train")
+        if effort.fraction < 1:
+            kept = np.ceil(sizes * effort.fraction).astype(np.int64)
+            offset = streams.key(effort.keys, "fraction").numpy() % np.maximum(sizes - kept + 1, 1)
+            sizes, starts = kept, starts + offset
+        copy = np.tile(np.arange(copies), len(ids)) if effort.distinct else 0
+        slot = np.repeat(np.arange(len(ids)), copies)
+        words = effort.keys[torch.from_numpy(slot)]
+        keys = streams.key(words, stream, torch.from_numpy(np.broadcast_to(copy, slot.shape).copy()))
+        packed = pack(
+            starts[slot], sizes[slot], effort.batch, self.steps(ids, effort)[slot], keys, self.device, first_epoch
+        )
+        return packed, keys
+
+
+def scores(net: Net, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """Loss and, with classes, 1 for a right answer, of every sample `[B]`; 0 for padding."""
+    found = {"loss": net.task.loss(outputs, y) * weight}
+    if net.task.classes:
+        found["accuracy"] = (outputs.argmax(-1) == y).to(weight.dtype) * weight
+    return found
+
+
+def measured(net: Net, row: Tensor, batch: Batch, given: Given) -> Tensors:
+    """The sums of a batch that `measure` adds up."""
+    return {name: value.sum() for name, value in scores(net, net(row, batch.x), batch.y, batch.weight).items()}
+
+
+def named(out: Tensors | Tensor) -> Tensors:
+    """What a `Sum` returned, by name."""
+    return {"": out} if isinstance(out, Tensor) else out
+
+
+def require_state(state: Tensors, new: Tensors) -> None:
+    """An inner step returns the names it was given."""
+    if set(new) != set(state):
+        raise CoterieError(f"a step must return the state it was given, {sorted(state)}, not {sorted(new)}.")
+
+
+def _placed(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    if device.type == "cpu":
+        return x if x.dtype == dtype else memory.through(lambda block: block.to(dtype), x)
+    if memory.is_mapped(x) and (needed := x.numel() * dtype.itemsize) > (free := memory.free(device)):
+        raise CoterieError(f"the samples take {needed / 1e9:.1f} GB and {device} has {free / 1e9:.1f} GB free; use "
+                           "device=cpu, where they are read from a file.")
+    return x.to(device, dtype)

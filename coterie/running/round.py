@@ -1,0 +1,85 @@
+"""What is recorded of a round: who took part, what travelled, and how the uploads and the server's models lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.contract.algebra import between, cosines, opposing
+from coterie.contract.layout import Layout
+from coterie.contract.method import Method, Uploads
+from coterie.contract.records import Record
+from coterie.running.config import Training
+
+COMPARED = 256
+"""Participants of a round whose updates are compared pair by pair, at most."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did, for the record."""
+
+    round: int
+    participants: int
+    dropped: int
+    down: dict[str, int]  # bytes per client, by payload field
+    up: dict[str, int]  # bytes per client, by upload field
+    report: dict[str, Any]
+
+
+def seen(method: Method, server: Record, up: Uploads, training: Training) -> dict[str, Any]:
+    """What the uploads show before they are merged, and of which clients where not all took part."""
+    report = conflicts(up.tensors, up.layout, training, up.round) | few(method, server, up, training)
+    if len(up.ids) < up.population and not report.keys().isdisjoint(("cosines", "w")):
+        report["clients"] = compared(up.ids).tolist()
+    return report
+
+
+def conflicts(sent: Mapping[str, Tensor], layout: Layout, training: Training, t: int) -> dict[str, Any]:
+    """In rounds that are evaluated, how many pairs of updates oppose each other; in the last one, all cosines.
+
+    Of more than COMPARED participants, so many evenly spaced ones are looked at.
+    """
+    last = t + 1 == training.rounds
+    update = sent.get("update")
+    if update is None or len(update) < 2 or not evaluated(training, t):
+        return {}
+    update = compared(update)
+    if update.shape[-1] == layout.size:
+        update = layout.cut(update, "parameters")
+    angles = cosines(update.flatten(1))
+    found: dict[str, Any] = {"opposing": opposing(angles)}
+    if found["opposing"] != found["opposing"]:  # fewer than two clients moved
+        return {}
+    return found | {"cosines": angles.mul(1e4).round().div(1e4).tolist()} if last else found
+
+
+def few(method: Method, server: Record, up: Uploads, training: Training) -> dict[str, Any]:
+    """In rounds that are evaluated, how the participants share the server's models and how far these are apart.
+
+    `w [m, K]`, `alpha [m]` where clients count unequally (at most COMPARED of them), and the distances `apart [K, K]`
+    between the models' parameters that the clients received.
+    """
+    if not evaluated(training, up.round):
+        return {}
+    rows = method.few(server)
+    found = {name: compared(t) for name, t in method.uses(server, up).items()}
+    if rows is not None:
+        found["apart"] = between(*[up.layout.cut(rows, "parameters")] * 2)
+    return {name: t.double().mul(1e4).round().div(1e4).tolist() for name, t in found.items()}
+
+
+def evaluated(training: Training, t: int) -> bool:
+    """Whether the state after round t is evaluated, and what the round did is therefore recorded in full."""
+    return t + 1 == training.rounds or (t + 1) % training.evaluate_every == 0
+
+
+def compared(values: Tensor) -> Tensor:
+    """`[m, ...]` of all participants, or of COMPARED evenly spaced ones where there are more."""
+    if len(values) <= COMPARED:
+        return values
+    return values[torch.linspace(0, len(values) - 1, COMPARED).long().to(values.device)]
