@@ -19,6 +19,7 @@ import numpy as np
 import coterie
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.stages import ABOUT, SEEN, SERVED, STAGES, unseen
+from coterie.files import read_json
 from coterie.report.answer import answer
 from coterie.report.arrivals import newcomers, schedule
 from coterie.report.conflicts import alike, last_cosines, opposed
@@ -268,13 +269,13 @@ def _experiment(path: Path) -> dict[str, Any] | None:
     file = path / EXPERIMENT
     if not file.is_file():
         return None
+    found = read_json(file)
     try:
-        found: dict[str, Any] = json.loads(file.read_text())
         wanted = Experiment.of(found["experiment"], str(file)).count(bool(found.get("single")))
         return {**found, "folder": str(path), "wanted": wanted}
     except CoterieError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as reason:
+    except (ValueError, LookupError, TypeError, AttributeError) as reason:
         raise CoterieError(f"{file} is damaged: {reason}.") from reason
 
 
