@@ -294,7 +294,7 @@ def test_the_former_name_of_the_option_is_still_read(tmp_path):
     config = json.loads(path.read_text())
     config["training"]["join"] = config["training"].pop("together")
     path.write_text(json.dumps(config))
-    assert Saved.open(path.parent).training.together == "on"
+    assert Saved.open(path.parent).spec.training.together == "on"
 
 
 def test_runs_beyond_the_room_wait_for_the_next_stack(tmp_path, monkeypatch):
