@@ -14,7 +14,7 @@ from coterie.contract.net import Net, Task
 from coterie.data import Federation
 from coterie.engine import trial
 from coterie.engine.arithmetic import Arithmetic, Precision
-from coterie.engine.convolution import Convolutions
+from coterie.engine.convolution import StackedConvolutions
 from coterie.engine.direct import Chain
 from coterie.engine.reference import Reference
 from coterie.engine.stacked import Stacked
@@ -43,7 +43,7 @@ def build(
         net.probe(init.row, *_first(federation, 2, device, arithmetic), gradient_too=False)
         net.stacked = False
         return made, {"engine": "reference"}
-    own = Convolutions.on(device, arithmetic.tf32) if kernels else None
+    own = StackedConvolutions.on(device, arithmetic.tf32) if kernels else None
     net = Net(init.module, init.layout, task, arithmetic.bf16, own.stand_ins if own is not None else None)
     net.module.to(device)
     chain = _chain(net, federation, device, arithmetic, own, engine, past)
@@ -73,7 +73,7 @@ def build(
 
 
 def _chain(
-    net: Net, federation: Federation, device: torch.device, arithmetic: Arithmetic, own: Convolutions | None,
+    net: Net, federation: Federation, device: torch.device, arithmetic: Arithmetic, own: StackedConvolutions | None,
     engine: Word, past: Mapping[str, Any],
 ) -> Chain | None:
     """The model as a chain of layers, where plain training differentiates it by hand."""

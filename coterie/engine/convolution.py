@@ -1,7 +1,7 @@
 """Convolutions of stacked models.
 
 Under `vmap` PyTorch turns the convolutions of P models into one grouped convolution, which on a GPU is many times
-slower than the products it consists of. Here they become one batched product (`kernels`). `Convolutions` are the
+slower than the products it consists of. Here they become one batched product (`kernels`). `StackedConvolutions` are the
 functions that stand in for PyTorch's; what the kernels do not cover goes to PyTorch as before.
 
 A convolution is bilinear, so three functions are closed under differentiation: the convolution, the gradient of its
@@ -37,13 +37,13 @@ def available() -> bool:
 
 
 @dataclass(frozen=True)
-class Convolutions:
+class StackedConvolutions:
     """PyTorch's functions by the kernels, as one engine computes them: `tf32` rounds products of float32 to TF32."""
 
     tf32: bool
 
     @classmethod
-    def on(cls, device: torch.device, tf32: bool) -> Convolutions | None:
+    def on(cls, device: torch.device, tf32: bool) -> StackedConvolutions | None:
         """Those of a device; None where the kernels do not run."""
         return cls(tf32) if (device.type == "cuda" or INTERPRETED) and available() else None
 

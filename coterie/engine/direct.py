@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from coterie.contract.net import Net, cross_entropy, squared_error
-from coterie.engine.convolution import Convolutions, pair
+from coterie.engine.convolution import StackedConvolutions, pair
 
 Pair = tuple[int, int]
 Tensors = Mapping[str, Tensor]
@@ -220,7 +220,7 @@ class Chain:
 
     @classmethod
     def of(
-        cls, net: Net, x: Tensor, device: torch.device, dtype: torch.dtype, convolutions: Convolutions | None = None
+        cls, net: Net, x: Tensor, device: torch.device, dtype: torch.dtype, convolutions: StackedConvolutions | None = None
     ) -> Chain | None:
         """The net for data `x [N, ...]` as a chain; None where it is none, or where this device has a better way.
 
@@ -435,7 +435,7 @@ def _is_size(node: fx.Node) -> bool:
     return first and isinstance(node.args[0], fx.Node) and node.args[0].target is getattr
 
 
-def _arranged(layers: list[Layer], kernels: Convolutions | None) -> list[Layer] | None:
+def _arranged(layers: list[Layer], kernels: StackedConvolutions | None) -> list[Layer] | None:
     """The layers with channels last, as the device computes them; None where a convolution is not one of its own."""
     found: list[Layer] = []
     images = False

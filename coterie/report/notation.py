@@ -225,7 +225,7 @@ def _neighbour(nodes: Sequence[Node], place: int, step: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Token:
     """Part of a formula as MathML."""
 
     kind: str  # factor, limits (such as a sum: the product after it belongs to it), op or mark
@@ -247,17 +247,17 @@ def _row(nodes: Sequence[Node], display: bool) -> str:
     return _joined(_fractions(pieces) if display else pieces)
 
 
-def _joined(pieces: Sequence[Piece]) -> str:
+def _joined(pieces: Sequence[Token]) -> str:
     text = ""
-    for before, piece in itertools.pairwise([Piece("op", ""), *pieces]):
+    for before, piece in itertools.pairwise([Token("op", ""), *pieces]):
         apart = {before.kind, piece.kind} <= {"factor", "limits"} and (before.wide or piece.wide)
         text += THIN * apart + piece.xml
     return text
 
 
-def _fractions(pieces: Sequence[Piece]) -> list[Piece]:
+def _fractions(pieces: Sequence[Token]) -> list[Token]:
     """`a b / c d` is a b over c, times d; a tight slash takes one factor from either side, a sum goes below whole."""
-    out: list[Piece] = []
+    out: list[Token] = []
     rest = list(pieces)
     while rest:
         piece = rest.pop(0)
@@ -271,27 +271,27 @@ def _fractions(pieces: Sequence[Piece]) -> list[Piece]:
             below.append(rest.pop(0))
         parts = [one[0].bare or one[0].xml if len(one) == 1 else _joined(one) for one in (above, below)]
         line = f"<mfrac><mrow>{parts[0]}</mrow><mrow>{parts[1]}</mrow></mfrac>"
-        out[len(out) - len(above):] = [Piece("factor", line)]
+        out[len(out) - len(above):] = [Token("factor", line)]
     return out
 
 
-def _piece(nodes: Sequence[Node], place: int, display: bool) -> Piece:
+def _piece(nodes: Sequence[Node], place: int, display: bool) -> Token:
     node = nodes[place]
     match node.kind:
         case "group":
             bare = _row(node.inner, display)
-            return Piece("factor", _scripts(node, _fenced(node.base, bare), display),
+            return Token("factor", _scripts(node, _fenced(node.base, bare), display),
                          "" if node.scripted or node.base in "|<" else bare, wide=node.base == "|")
         case "call":
             name, bracket = node.inner
             inner = _row(bracket.inner, display)
             whole = (f"<msqrt><mrow>{inner}</mrow></msqrt>" if name.base == "sqrt" else
                      f"<mrow>{_name(name, display).xml}{_fenced(bracket.base, inner)}</mrow>")
-            return Piece("factor", _scripts(node, whole, display), wide=not name.symbol)
+            return Token("factor", _scripts(node, whole, display), wide=not name.symbol)
         case "word":
             return _word(nodes, place, display)
         case "number":
-            return Piece("factor", _scripts(node, f"<mn>{node.base}</mn>", display))
+            return Token("factor", _scripts(node, f"<mn>{node.base}</mn>", display))
     return _operator(nodes, place)
 
 
@@ -302,7 +302,7 @@ def _fenced(opening: str, inner: str) -> str:
     return f'<mrow><mo form="prefix"{size}>{left}</mo>{inner}<mo form="postfix"{size}>{right}</mo></mrow>'
 
 
-def _operator(nodes: Sequence[Node], place: int) -> Piece:
+def _operator(nodes: Sequence[Node], place: int) -> Token:
     """What has nothing before it is a sign; `~` is "about" before a minimum and "proportional to" elsewhere."""
     node, before, after = nodes[place], _neighbour(nodes, place, -1), _neighbour(nodes, place, 1)
     symbol = OPERATORS.get(node.text, node.text)
@@ -314,9 +314,9 @@ def _operator(nodes: Sequence[Node], place: int) -> Piece:
     spaced = place > 0 and nodes[place - 1].kind == "space"
     slash = "" if node.text != "/" else "loose" if spaced else "tight"
     if node.text == "'s":
-        return Piece("factor", "<mtext>'s</mtext>")
+        return Token("factor", "<mtext>'s</mtext>")
     form = ' form="prefix"' if sign else ""
-    return Piece("op" if node.text in OPERATORS else "mark", f"<mo{form}>{html.escape(symbol)}</mo>", slash=slash)
+    return Token("op" if node.text in OPERATORS else "mark", f"<mo{form}>{html.escape(symbol)}</mo>", slash=slash)
 
 
 def _scalar(node: Node) -> bool:
@@ -326,17 +326,17 @@ def _scalar(node: Node) -> bool:
     return node.kind == "number" or (node.kind == "word" and node.base not in IN_COMPANY)
 
 
-def _word(nodes: Sequence[Node], place: int, display: bool) -> Piece:
+def _word(nodes: Sequence[Node], place: int, display: bool) -> Token:
     node, after = nodes[place], _neighbour(nodes, place, 1)
     if node.text == "in":
-        return Piece("op", "<mo>∈</mo>")
+        return Token("op", "<mo>∈</mo>")
     if node.text == "grad" and after == place + 2 and (nodes[after].symbol or nodes[after].kind == "call"):
-        return Piece("factor", "<mo>∇</mo>")
+        return Token("factor", "<mo>∇</mo>")
     if _named(node) and not (node.base in LIMITS and not node.scripted and after is not None and _plain(nodes[after])):
         return _name(node, display)
     left = _space(nodes, _neighbour(nodes, place, -1))
     right = "" if after is not None and _plain(nodes[after]) else _space(nodes, after)
-    return Piece("factor", f"<mtext>{left}{html.escape(node.text)}{right}</mtext>")
+    return Token("factor", f"<mtext>{left}{html.escape(node.text)}{right}</mtext>")
 
 
 def _named(node: Node) -> bool:
@@ -353,21 +353,21 @@ def _space(nodes: Sequence[Node], side: int | None) -> str:
     return "" if side is None or (nodes[side].kind in ("op", "mark") and nodes[side].text != "'s") else "\u00a0"
 
 
-def _name(node: Node, display: bool) -> Piece:
+def _name(node: Node, display: bool) -> Token:
     """A symbol; a name of several letters stands upright, and an option's (`server_lr`) as it is typed."""
     number = node.base[len(node.letters):]
     if node.base in LIMITS and not node.below:
-        return Piece("limits", f"<mi>{LIMITS[node.base]}</mi>", wide=True)
+        return Token("limits", f"<mi>{LIMITS[node.base]}</mi>", wide=True)
     if node.base in LIMITS:
         symbol = f'<mo movablelimits="true" form="prefix" lspace="0.17em" rspace="0.17em">{LIMITS[node.base]}</mo>'
-        return Piece("limits", f"<munder>{symbol}<mrow>{_row(node.below, False)}</mrow></munder>")
+        return Token("limits", f"<munder>{symbol}<mrow>{_row(node.below, False)}</mrow></munder>")
     if node.symbol:
         symbol = f"<mi>{GREEK.get(node.letters, node.letters)}</mi>"
         symbol = f"<msub>{symbol}<mn>{number}</mn></msub>" if number else symbol
-        return Piece("factor", _scripts(node, symbol, display))
+        return Token("factor", _scripts(node, symbol, display))
     if node.below and node.base.islower():
-        return Piece("factor", f"<mi>{html.escape(node.text)}</mi>", wide=True)
-    return Piece("factor", _scripts(node, f"<mi>{html.escape(node.base)}</mi>", display), wide=True)
+        return Token("factor", f"<mi>{html.escape(node.text)}</mi>", wide=True)
+    return Token("factor", _scripts(node, f"<mi>{html.escape(node.base)}</mi>", display), wide=True)
 
 
 def _scripts(node: Node, xml: str, display: bool) -> str:

@@ -8,19 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from coterie import registry
 from coterie.contract.cohort import Init
 from coterie.contract.method import Method
-from coterie.contract.records import Record
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
 from coterie.running import checkpoint
 from coterie.running.config import Training
 from coterie.running.experiment import EXPERIMENT, Experiment, read_experiment
 from coterie.running.folder import Folder
-from coterie.running.server import record_class
+from coterie.running.server import Server
 from coterie.running.simulation import Simulation
 from coterie.running.spec import RunSpec
 
@@ -69,7 +68,7 @@ class Saved:
 
     def init(self) -> Init:
         """Layout and module; its weights are not the run's."""
-        return self._named().init(self.method)
+        return self._named().init(self.method, population=self.population)
 
     def _named(self) -> RunSpec:
         if not self.spec.model:
@@ -79,11 +78,13 @@ class Saved:
             )
         return self.spec
 
-    def server(self) -> tuple[Record, dict[str, Any]]:
-        """The server's state and the header of the checkpoint."""
-        tensors, meta = checkpoint.load(self.folder.checkpoint)
-        mine = {name[7:]: t for name, t in tensors.items() if name.startswith("server.")}
-        return record_class(self.method, meta["server"]).of(mine), meta
+    def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and header of the last checkpoint."""
+        return checkpoint.load(self.folder.checkpoint)
+
+    def server(self, init: Init, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Server:
+        """The server as a checkpoint left it, on the device of `init`, without any client."""
+        return Server.restored(self.method, init, anywhere(self.spec.training), tensors, meta)
 
     def report(self) -> dict[str, Any]:
         """What the server noted in the last recorded round."""
@@ -98,7 +99,7 @@ class Saved:
 
     def simulation(self) -> Simulation:
         """The whole run as its checkpoint left it, clients and data included."""
-        tensors, meta = checkpoint.load(self.folder.checkpoint)
+        tensors, meta = self.checkpoint()
         made = Simulation(self.method, self.factory(), self.federation(), anywhere(self.spec.training),
                           self.spec.head, choices=meta["choices"])
         made.restore(tensors, meta)

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coterie.contract import records
 from coterie.contract.cohort import Cohort
-from coterie.contract.method import Method
-from coterie.contract.records import Models, Record
+from coterie.contract.records import Models
 from coterie.data import Federation
 from coterie.data.partition import generator
 from coterie.data.splits import deal
 from coterie.errors import CoterieError
-from coterie.running.clients import Clients, deploy, introduce
+from coterie.running import arrival
+from coterie.running.arrival import Arrival
+from coterie.running.clients import Clients
 from coterie.running.config import Training
 from coterie.running.saved import Saved, anywhere
 from coterie.serving.estimate import (
@@ -106,7 +106,7 @@ class Desk:
     def __init__(self, saved: Saved, seed: int = 0) -> None:
         self.saved, self.seed = saved, seed
         self.factory = saved.factory()
-        self.server, self.meta = saved.server()
+        self.tensors, self.meta = saved.checkpoint()
         self.t = int(self.meta["round"])
         self.number = saved.arrived(self.t)
 
@@ -125,39 +125,16 @@ class Desk:
     def clients(self, federation: Federation) -> Clients:
         """Newcomers with these data, all of them the first one after the run's clients."""
         saved = self.saved
-        made = Clients(
+        return Clients(
             saved.method, self.factory, federation, anywhere(saved.spec.training), saved.spec.head,
             choices=self.meta["choices"], population=self.number, first=self.number,
         )
-        if made.layout.digest != self.meta["layout"]:
-            raise CoterieError(
-                f"the model {saved.spec.model} has layout {made.layout.digest} and {made.layout.size} columns; the "
-                f"run's checkpoint holds another one (layout {self.meta['layout']})."
-            )
-        return made
 
-    def arrive(self, clients: Clients) -> tuple[Tensor, Cohort, dict[str, Any]]:
-        """The rows `[C, D]` these newcomers are served, none knowing of another; their cohort; what led to the first.
-
-        Each is admitted to a copy of the server of its own.
-        """
-        method, device = self.saved.method, clients.device
-        server = self.server.map(lambda t: t.to(device))
+    def arrive(self, clients: Clients) -> tuple[Arrival, Cohort]:
+        """These newcomers by the method's rule, none knowing of another, and their cohort."""
+        server = self.saved.server(clients.init, self.tensors, self.meta)
         cohort = clients.at(self.t, np.arange(clients.federation.clients))
-        hello = records.spread(method.hello(server), cohort.size)
-        told = introduce(method, cohort, hello)
-        number = torch.tensor([self.number], device=device)
-        sent, admitted = [], None
-        for i in range(cohort.size):
-            alone = type(told).of({name: t[i : i + 1] for name, t in told.tensors().items()})
-            state: Record = method.admit(server, number, alone)
-            admitted = admitted or state
-            sent.append(records.spread(method.send(state, number), 1))
-        payload = type(sent[0]).of(records.concatenate([one.tensors() for one in sent]))
-        mine = method.join(cohort, payload)
-        rows = deploy(method, cohort, payload, mine)
-        assert admitted is not None
-        return rows, cohort, {"told": told, "server": admitted, "payload": payload, "mine": mine}
+        return arrival.each_alone(server, cohort, self.number), cohort
 
     def federation(self, x: Tensor, y: Tensor, folds: Sequence[Fold], names: Sequence[str]) -> Federation:
         """A client for each fold; of the samples kept a share is for validation, as for the run's own clients."""
@@ -176,7 +153,8 @@ class Desk:
             some = folds[first : first + most]
             names = [f"{name}/part{first + k}" for k in range(len(some))]
             clients = self.clients(self.federation(x, y, some, names))
-            rows, cohort, _ = self.arrive(clients)
+            came, cohort = self.arrive(clients)
+            rows = came.rows
             trained, net = adapted(cohort, rows, self.saved.spec.training), clients.engine.net
             net.mode(training=False)
             with clients.engine.computing():
@@ -189,10 +167,10 @@ class Desk:
         """The model from all samples."""
         none = np.arange(0)
         clients = self.clients(self.federation(x, y, [(np.arange(len(x)), none)], [name]))
-        rows, cohort, led = self.arrive(clients)
+        came, cohort = self.arrive(clients)
         spent = int(cohort.spent[0])
-        facts, why = _explained(self.saved.method, self.number, rows, cohort, led)
-        row = adapted(cohort, rows, self.saved.spec.training)[0] if decided.adapt else rows[0]
+        facts, why = _explained(came, cohort, self.number)
+        row = adapted(cohort, came.rows, self.saved.spec.training)[0] if decided.adapt else came.rows[0]
         if spent:
             why.append(f"The rule took {spent} local steps.")
         why.append(_why_adapted(decided, int(cohort.spent[0]) - spent, bool(self.saved.spec.classes)))
@@ -211,8 +189,8 @@ class Desk:
             y = torch.zeros(1, spec.outputs)
         samples = (spec.blank_samples(1, 0), y)
         clients = self.clients(Federation.from_splits([samples], classes=spec.classes, names=[name]))
-        server = self.server.map(lambda t: t.to(clients.device))
-        row = saved.method.fallback(server, clients.init, saved.report())
+        server = saved.server(clients.init, self.tensors, self.meta)
+        row = saved.method.fallback(server.state, clients.init, saved.report())
         few = f"{name} has {n} labelled samples, and at least {FEWEST} are needed" if n else f"{name} has no labels"
         why = (
             f"{few}: nothing was chosen or trained for it, and nothing can be said about how good the model is.",
@@ -236,20 +214,19 @@ def adapted(cohort: Cohort, rows: Tensor, training: Training) -> Tensor:
 # -- why ---------------------------------------------------------------------------------------------------------------
 
 
-def _explained(
-    method: Method, clients: int, rows: Tensor, cohort: Cohort, led: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """What the rule chose, from what passed between client and server: a cluster, one of K models, weights."""
+def _explained(came: Arrival, cohort: Cohort, clients: int) -> tuple[dict[str, Any], list[str]]:
+    """What the rule chose for the first newcomer of a run with so many clients: a cluster, one of K models, weights."""
+    method, rows = came.server.method, came.rows
     facts: dict[str, Any] = {"rule": method.newcomer, "samples": int(cohort.n[0])}
     why = [f"{method.name} gives a newcomer {method.newcomer}."] if method.newcomer else []
-    clusters, models = method.clusters(led["server"]), method.few(led["server"])
+    clusters, models = method.clusters(came.server.state), method.few(came.server.state)
     if clusters is not None and models is not None:
         cluster, count = clusters.tolist(), len(models)
         mine, members = cluster[clients], cluster[:clients].count(cluster[clients])
         facts["cluster"] = {"chosen": mine, "clusters": count, "members": members}
         why.append(f"It went to cluster {mine} of {count} (numbered from 0), where {members} of the run's "
                    f"{clients} clients are.")
-    sent = led["payload"].rows if isinstance(led["payload"], Models) else None
+    sent = came.payload.rows if isinstance(came.payload, Models) else None
     if sent is not None and sent.shape[-1] == rows.shape[-1]:  # [1, K, D]
         losses = {split: cohort.loss(sent, split)[0].tolist() for split in ("train", "val")}
         same = [k for k, one in enumerate(sent[0]) if torch.equal(one, rows[0])]
@@ -259,7 +236,7 @@ def _explained(
             f"It uses a model of its own made with the {sent.shape[1]} it was sent")
         why.append(f"{what}; their losses are {seen['train']} on its training and {seen['val']} on its validation "
                    "samples.")
-    small = {**led["told"].tensors(), **led["mine"].tensors()}
+    small = {**came.told.tensors(), **came.mine.tensors()}
     small = {name: t[0].flatten() for name, t in small.items() if t.is_floating_point()}  # no numbers of clusters
     weights = {name: t.tolist() for name, t in small.items() if 0 < len(t) <= 32}
     for name, values in weights.items():

@@ -125,9 +125,9 @@ def of_client(saved: Saved, name: str, adapted: bool) -> Portable:
 
 def of_server(saved: Saved, number: int) -> Portable:
     """The server's model of this number."""
-    server, meta = saved.server()
-    init = saved.init()
-    rows = saved.method.whole(server, init.layout)
+    tensors, meta = saved.checkpoint()
+    server = saved.server(saved.init(), tensors, meta)
+    rows = saved.method.whole(server.state, server.layout)
     if rows is None:
         raise CoterieError(f"the server of {saved.method.name} keeps no whole model; export a client's with --client.")
     if not 0 <= number < len(rows):

@@ -8,7 +8,7 @@ from coterie.contract.layout import Layout
 from coterie.contract.net import Batch, Net, Task
 from coterie.engine import convolution
 from coterie.engine.arithmetic import Arithmetic
-from coterie.engine.convolution import Convolutions
+from coterie.engine.convolution import StackedConvolutions
 
 PRECISIONS = ["float32", "float64", "tf32", "bf16"]
 
@@ -108,11 +108,11 @@ def test_kernels_of_one_simulation_do_not_reach_another(tiny, monkeypatch):
 def test_which_formats_the_kernels_serve_follows_from_their_engine(restored):
     """bfloat16 always; float32 where it is rounded to TF32, whatever PyTorch's switches say."""
     torch.backends.cudnn.allow_tf32 = True
-    exact, rounded = Convolutions(tf32=False), Convolutions(tf32=True)
+    exact, rounded = StackedConvolutions(tf32=False), StackedConvolutions(tf32=True)
     assert [k.serves(torch.float32) for k in (exact, rounded)] == [False, True]
     assert [k.serves(torch.bfloat16) for k in (exact, rounded)] == [True, True]
     assert not rounded.serves(torch.float64)
-    assert Convolutions.on(torch.device("cpu"), tf32=True) is None or convolution.INTERPRETED
+    assert StackedConvolutions.on(torch.device("cpu"), tf32=True) is None or convolution.INTERPRETED
 
 
 def test_a_net_calls_the_kernels_it_was_given_and_only_while_stacked():

@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 from coterie import models, registry
 from coterie.data import Federation
 from coterie.engine import convolution
-from coterie.engine.convolution import Convolutions
+from coterie.engine.convolution import StackedConvolutions
 from coterie.running.config import Training
 from coterie.running.simulation import Simulation
 
@@ -27,8 +27,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def exact(monkeypatch):
     """Kernels that compute products in full float32, so that only the order of sums differs from PyTorch."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # PyTorch's own, which they are compared with
-    monkeypatch.setattr(Convolutions, "serves", lambda self, dtype: dtype == torch.float32)
-    return Convolutions(tf32=False)
+    monkeypatch.setattr(StackedConvolutions, "serves", lambda self, dtype: dtype == torch.float32)
+    return StackedConvolutions(tf32=False)
 
 
 def weighted(y):

@@ -12,7 +12,7 @@ from coterie.contract.layout import Layout
 from coterie.contract.net import Net, Task
 from coterie.data import Federation
 from coterie.engine import convolution, trial
-from coterie.engine.convolution import Convolutions
+from coterie.engine.convolution import StackedConvolutions
 from coterie.engine.direct import Chain
 from coterie.errors import CoterieError
 from coterie.running.config import Training
@@ -151,8 +151,8 @@ def test_gradients_are_autograds(build, shape, classes):
 @pytest.fixture
 def exact(monkeypatch):
     """The kernels with products in full float32."""
-    monkeypatch.setattr(Convolutions, "serves", lambda self, dtype: dtype in (torch.float32, torch.bfloat16))
-    return Convolutions(tf32=False)
+    monkeypatch.setattr(StackedConvolutions, "serves", lambda self, dtype: dtype in (torch.float32, torch.bfloat16))
+    return StackedConvolutions(tf32=False)
 
 
 CONVOLUTIONS = [(LeNet, (1, 9, 11), 4), (lambda: models.CNN((3, 17, 16), 10), (3, 17, 16), 10)]
@@ -175,7 +175,7 @@ def test_kernels_pool_and_route_exactly_in_bfloat16():
     choose as PyTorch does; the loss is then exact up to the rounding of the later layers (2^-8 each)."""
     build = lambda: nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 4))  # noqa: E731
     module = build()
-    found = chain(module, (1, 8, 8), 4, DEVICE, torch.float32, bf16=True, kernels=Convolutions(tf32=True))
+    found = chain(module, (1, 8, 8), 4, DEVICE, torch.float32, bf16=True, kernels=StackedConvolutions(tf32=True))
     for mine, wanted in gradients(module, found, (1, 8, 8), 4, DEVICE, torch.float32, whole=True):
         torch.testing.assert_close(mine, wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
 

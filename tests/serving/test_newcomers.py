@@ -266,7 +266,7 @@ def test_with_nothing_to_adapt_with_there_is_the_fallback(go, place, data, sente
     saved = Saved.open(place / "run")
     most = int(np.argmax(saved.report()["clients_per_model"]))
     tensors, _ = checkpoint.load(place / "fallback.safetensors")
-    row = saved.server()[0].rows[most]
+    row = saved.server(saved.init(), *saved.checkpoint()).state.rows[most]
     assert np.isclose(sum(float(t.sum()) for t in tensors.values()), float(row.sum()), atol=1e-4)
 
 
