@@ -220,7 +220,8 @@ class Chain:
 
     @classmethod
     def of(
-        cls, net: Net, x: Tensor, device: torch.device, dtype: torch.dtype, convolutions: StackedConvolutions | None = None
+        cls, net: Net, x: Tensor, device: torch.device, dtype: torch.dtype,
+        convolutions: StackedConvolutions | None = None,
     ) -> Chain | None:
         """The net for data `x [N, ...]` as a chain; None where it is none, or where this device has a better way.
 

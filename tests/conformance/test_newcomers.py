@@ -61,9 +61,9 @@ def test_a_newcomer_gets_what_the_evaluator_gives_an_unseen_client(trained, meth
     saved, sim = trained(method)
     desk = Desk(saved)
     clients = desk.clients(alone(sim, sim.federation, 4))
-    rows, cohort, _ = desk.arrive(clients)
-    torch.testing.assert_close(rows[0], sim.row(4), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(cohort.train(rows)[0], sim.row(4, adapted=True), rtol=1e-12, atol=1e-12)
+    came, cohort = desk.arrive(clients)
+    torch.testing.assert_close(came.rows[0], sim.row(4), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(cohort.train(came.rows)[0], sim.row(4, adapted=True), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)

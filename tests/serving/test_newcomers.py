@@ -278,7 +278,7 @@ def test_with_nothing_to_adapt_with_there_is_the_fallback(go, place, data, sente
     (["--data", "new.npz", "--adapt", "maybe"], "unknown value of --adapt 'maybe'"),
     (["--data", "new.npz", "--report", "jsn"], "did you mean 'json'"),
     (["--data", "new.npz", "--future", "0"], "at least 1 further sample"),
-    (["--data", "new.npz", "--model", "linear"], "holds another one"),
+    (["--data", "new.npz", "--model", "linear"], "holds another model"),
     (["--data", "named.npz"], "names 2 classes and the run has 10; name all of them in the run's order"),
     (["--data", "gone.npz"], "there is no file"),
 ])
