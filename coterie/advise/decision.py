@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coterie.advise.shift import LabelClusters, Shift
+from coterie.advise.shift import PullClusters, Shift
 from coterie.errors import CoterieError
 from coterie.evaluation.stages import ADAPTED
 
@@ -52,7 +52,7 @@ class Findings:
 
     candidates: tuple[Candidate, ...]
     shift: Shift
-    clusters: LabelClusters
+    clusters: PullClusters
     clients: int
     newcomers_held_out: int
     samples: tuple[int, int]  # training samples of a client: the least and the median

@@ -11,7 +11,7 @@ import numpy as np
 
 from coterie import registry
 from coterie.advise.decision import Advice, Array, Candidate, Findings, Newcomers, Objective, decide
-from coterie.advise.shift import LabelClusters, clusters, shift
+from coterie.advise.shift import PullClusters, clusters, shift
 from coterie.contract.method import Method
 from coterie.data import Federation
 from coterie.errors import CoterieError
@@ -153,7 +153,7 @@ def _validation(scores: Sequence[Scores], federation: Federation) -> Array:
     return np.where(federation.sizes("val")[scores[0].clients] > 0, rows, np.nan)
 
 
-def _groups(model: ModelLike, federation: Federation, head: str | None, training: dict[str, Any]) -> LabelClusters:
+def _groups(model: ModelLike, federation: Federation, head: str | None, training: dict[str, Any]) -> PullClusters:
     """Whether clients pull a shared model, after a few rounds of FedAvg, in a few clearly different directions."""
     simulation = Simulation(
         registry.method("fedavg"), model, federation, build(Training, {**training, "rounds": FIRST}, "training"), head
@@ -170,7 +170,7 @@ def _groups(model: ModelLike, federation: Federation, head: str | None, training
     return clusters(np.concatenate([move.double().cpu().numpy() for move in moves]))
 
 
-def _models(groups: LabelClusters, federation: Federation) -> int:
+def _models(groups: PullClusters, federation: Federation) -> int:
     return min(groups.count if groups.exist else 2, federation.population)
 
 

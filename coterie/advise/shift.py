@@ -33,7 +33,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class LabelClusters:
+class PullClusters:
     """Groups among the clients, by the directions in which they pull a shared model."""
 
     count: int  # 1 where there is nothing but one cloud
@@ -103,7 +103,7 @@ def _between(values: Array, owner: np.ndarray[Any, Any]) -> float:
     return max(0.0, (between - (len(names) - 1) * within) / (total + within)) if total > 0 else 0.0
 
 
-def clusters(pulls: Array) -> LabelClusters:
+def clusters(pulls: Array) -> PullClusters:
     """Groups among rows `[clients, D]`: how each client moves a shared model.
 
     Their common part is taken off, rows get length 1, and k-means is tried for K = 2 to 6 groups in the K - 1 leading
@@ -112,7 +112,7 @@ def clusters(pulls: Array) -> LabelClusters:
     cloud is largest, in the cloud's standard deviations; below 4 there is one cloud.
     """
     m = len(pulls)
-    found = LabelClusters(1, 0.0, 0.0, 0.0, (0,) * m)
+    found = PullClusters(1, 0.0, 0.0, 0.0, (0,) * m)
     rows = _unit(pulls - pulls.mean(0))
     rows = rows - rows.mean(0)
     values, vectors = np.linalg.eigh(rows @ rows.T)  # [m], [m, m], rising
@@ -128,7 +128,7 @@ def clusters(pulls: Array) -> LabelClusters:
         if lead > found.lead:
             clear = lead >= CLEAR
             said = tuple(int(g) for g in groups) if clear else (0,) * m
-            found = LabelClusters(k if clear else 1, value, float(np.mean(null)), lead, said)
+            found = PullClusters(k if clear else 1, value, float(np.mean(null)), lead, said)
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from coterie.advise import Candidate, Findings, Pilot, advise, decide, report
 from coterie.advise.pilot import PilotPlan, constant, fewer
-from coterie.advise.shift import LabelClusters, Shift
+from coterie.advise.shift import PullClusters, Shift
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.models import model
@@ -125,7 +125,7 @@ def test_the_advice_begins_with_it_when_nothing_was_learned(unlearnable):
 # -- the words ---------------------------------------------------------------------------------------------------------
 
 
-CLOUD = LabelClusters(1, 0.3, 0.28, 1.2, (0,) * 8)
+CLOUD = PullClusters(1, 0.3, 0.28, 1.2, (0,) * 8)
 
 
 def told(*values, noise=0.0, clusters=CLOUD, stages=("served",) * 9):
@@ -148,7 +148,7 @@ def test_clustering_without_clear_groups_says_how_both_can_be():
     said = " ".join(report.sentences(told(0.4, 0.5, 0.5, 0.9)))
     assert "Take clustering" in said
     assert "no clear groups of clients, and still a few models scored best: the groups are soft" in said
-    clear = LabelClusters(2, 0.8, 0.3, 9.0, (0, 0, 0, 1, 1, 1, 1, 1))
+    clear = PullClusters(2, 0.8, 0.3, 9.0, (0, 0, 0, 1, 1, 1, 1, 1))
     assert "2 clear groups (of 3, 5 clients)" in " ".join(report.sentences(told(0.4, 0.5, 0.5, 0.9, clusters=clear)))
     other = " ".join(report.sentences(told(0.4, 0.5, 0.9, 0.5)))
     assert "There are no clear groups of clients." in other
