@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
-    "Batch", "Cohort", "CoterieError", "Each", "Federation", "Given", "Init", "Layout", "Method", "Model", "Models",
-    "Net", "Nothing", "Record", "Result", "Training", "Upload", "Uploads", "compare", "experiment", "pick", "run",
+    "Batch", "Clustered", "Cohort", "CoterieError", "Each", "Federation", "FewModels", "Given", "Init", "Layout",
+    "Method", "Model", "Models", "Net", "Nothing", "Personal", "Record", "Result", "Training", "Upload", "Uploads",
+    "compare", "enrol", "experiment", "pick", "run",
 ]
 
 if TYPE_CHECKING:  # what `_PLACES` says, for readers that do not run the code
     from coterie.contract.cohort import Cohort, Init
     from coterie.contract.layout import Layout
-    from coterie.contract.method import Method, Uploads, pick
+    from coterie.contract.method import Method, Uploads, enrol, pick
     from coterie.contract.net import Batch, Given, Net
     from coterie.contract.records import Each, Model, Models, Nothing, Record, Upload
+    from coterie.contract.shapes import Clustered, FewModels, Personal
     from coterie.data import Federation
     from coterie.errors import CoterieError
     from coterie.running.config import Training
@@ -39,9 +41,10 @@ else:
     _PLACES = {
         "coterie.contract.cohort": ("Cohort", "Init"),
         "coterie.contract.layout": ("Layout",),
-        "coterie.contract.method": ("Method", "Uploads", "pick"),
+        "coterie.contract.method": ("Method", "Uploads", "enrol", "pick"),
         "coterie.contract.net": ("Batch", "Given", "Net"),
         "coterie.contract.records": ("Each", "Model", "Models", "Nothing", "Record", "Upload"),
+        "coterie.contract.shapes": ("Clustered", "FewModels", "Personal"),
         "coterie.data": ("Federation",),
         "coterie.errors": ("CoterieError",),
         "coterie.running.config": ("Training",),
