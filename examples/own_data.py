@@ -16,7 +16,6 @@ import numpy as np
 
 import coterie
 from coterie.report import page
-from coterie.running.experiment import Experiment
 
 SITES = ("east", "harbour", "hill", "north", "south", "west")
 
@@ -40,16 +39,15 @@ def main(folder: Path) -> None:
     write_table(folder / "clinics.csv")
 
     # `scale=true`: pulse and pressure are large numbers, and models hardly learn from those.
-    table = f"{folder / 'clinics.csv'}:label=finding,client=site,scale=true"
-    asked = Experiment.of({"data": table, "model": "mlp:hidden=16"})
-    federation = asked.federation()
-    print(federation.summary())
+    asked = coterie.experiment({
+        "data": f"{folder / 'clinics.csv'}:label=finding,client=site,scale=true",
+        "model": "mlp:hidden=16", "methods": ["fedper", "ifca:models=2"], "seeds": 2,
+        "training": {"rounds": 20, "lr": 0.1},
+    })
+    print(asked.federation().summary())
 
     # Local and FedAvg always take part; without them nobody knows whether personalization pays.
-    results = coterie.compare(
-        ["fedper", "ifca:models=2"], asked.factory(federation), federation, seeds=[0, 1], folder=folder / "runs",
-        rounds=20, lr=0.1,
-    )
+    results = asked.run(folder / "runs")
 
     # A mean hides the site for whom the model is bad.
     for result in results:
