@@ -14,5 +14,5 @@ class Fields(griffe.Extension):
         if attr.docstring is None and declared:
             beside = re.search(r"\S.*?  # (?!type:|noqa)(.+)$", attr.source)
             if beside:
-                said = re.sub(r"^\[[^]]*\]", r"`\g<0>`", beside[1])  # a shape, which Markdown would read as a link
+                said = re.sub(r"^\[[^]]*\]", r"`\g<0>`", beside[1])  # shapes are code, as in docstrings
                 attr.docstring = griffe.Docstring(f"{said[:1].upper()}{said[1:]}.", parent=attr)

@@ -67,8 +67,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def equation_line(line: str) -> str:
     """A line of an algorithm may begin with its number, and two spaces set it in by one step."""
     number, indent, text = LINE.fullmatch(line).groups()
-    numbered = f'<span class="line">{number}</span>' if number else ""
-    return numbered + "&emsp;" * (len(indent) // 2) + catalogue.with_formulas(text)
+    inside = "&emsp;" * (len(indent) // 2) + catalogue.with_formulas(text)
+    return f'<span class="step"><span class="line">{number}</span>{inside}</span>' if number else inside
 
 
 def on_page_content(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -122,10 +122,10 @@ def traffic(cls: type[Method]) -> str:
     numbers = sum(p.numel() for p in factory().parameters())
     done = coterie.run(cls(), factory, federation(), rounds=1, batch=100, device="cpu", engine="stack")
     sent: dict[str, dict[str, int]] = {way: done.rounds[-1][way] for way in ("down", "up")}
-    rows = [(way, f"`{name}`", f"{count:,}") for way, fields in sent.items() for name, count in fields.items()]
+    rows = [(f"{way}, `{name}`", f"{count:,}") for way, fields in sent.items() for name, count in fields.items()]
     if not rows:
         return "Nothing travels."
     total = sum(count for fields in sent.values() for count in fields.values())
     about = (f"Counted in a round with the model `mlp:hidden=64` on digits, {numbers:,} numbers or {4 * numbers:,} "
              f"bytes: {total:,} bytes per client and round.")
-    return f"{about}\n\n{markdown_table(('way', 'what', 'bytes'), rows, '--:')}"
+    return f"{about}\n\n{markdown_table(('what travels', 'bytes'), rows, '--:')}"
