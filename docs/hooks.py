@@ -97,8 +97,8 @@ def typeset(text: str, display: bool) -> str:
 
 def palette() -> str:
     """The report's colours, light and dark, under the theme's names of its two schemes."""
-    [sheet] = (ROOT / "coterie" / "report").rglob("page.css")
-    blocks = dict(re.findall(r"^(:root\S*) \{\n(.*?)^\}", sheet.read_text(), re.MULTILINE | re.DOTALL))
+    sheet = (ROOT / "coterie" / "report" / "web" / "page.css").read_text()
+    blocks = dict(re.findall(r"^(:root\S*) \{\n(.*?)^\}", sheet, re.MULTILINE | re.DOTALL))
     schemes = {"default": blocks[":root"], "slate": blocks[':root[data-theme="dark"]']}
     return "\n".join(f'[data-md-color-scheme="{scheme}"] {{\n{colours}}}' for scheme, colours in schemes.items()) + "\n"
 

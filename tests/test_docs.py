@@ -337,7 +337,7 @@ def is_field(value):
 
 def has_the_colours_of_the_report(site):
     """Light and dark as in its style sheet; the mark in the tab, which cannot read that, has the same four colours."""
-    [sheet] = (ROOT / "coterie" / "report").rglob("page.css")
+    sheet = ROOT / "coterie" / "report" / "web" / "page.css"
     light, dark = (re.findall(rf"{scheme}.*?\n\}}", sheet.read_text(), re.DOTALL)[0]
                    for scheme in (r"^:root \{", r':root\[data-theme="dark"\] \{'))
     made = (site / "palette.css").read_text()

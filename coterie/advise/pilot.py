@@ -21,9 +21,10 @@ from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import summarise
 from coterie.options import build
 from coterie.running import runs
+from coterie.running.clients import ModelLike
 from coterie.running.config import Training
 from coterie.running.result import Result
-from coterie.running.simulation import ModelLike, Simulation
+from coterie.running.simulation import Simulation
 
 FAMILIES = {
     "local": "local", "fedavg": "shared", "feddyn": "shared", "fedper": "decoupling", "perfedavg": "meta-learning",

@@ -64,4 +64,4 @@ def export_command(
         raise CoterieError(f"{run} holds one model; --client, --model and --adapted choose one of a run folder.")
     else:
         chosen = portable.read_model(run, net)
-    print(export.hand_out(chosen, out, form))
+    print(export.export_model(chosen, out, form))

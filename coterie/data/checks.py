@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coterie import memory
 from coterie.data.partition import Ints
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 
 
 def client_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def require_finite(data: Tensor, what: str, bounds: Ints, names: Sequence[str]) 
         rows = max(1, memory.BLOCK // max(data[0].numel(), 1))
         bad = sum(int((~torch.isfinite(data[k : min(k + rows, stop)])).sum()) for k in range(start, stop, rows))
         if bad:
-            raise CoterieError(f"client {name} has {bad} NaN or infinite value(s) in {what}")
+            raise CoterieError(f"client {name} has {counted(bad, 'NaN or infinite value')} in {what}")
 
 
 def require_labels(y: Tensor, classes: int, bounds: Ints, names: Sequence[str]) -> None:

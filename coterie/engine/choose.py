@@ -57,7 +57,8 @@ def build(
     chosen: Choices = {}
     if "engine" in past:
         net.stacked = past["engine"] == "stack"
-        chosen |= {name: past[name] for name in ("milliseconds",) if name in past}
+        if "milliseconds" in past:
+            chosen["milliseconds"] = past["milliseconds"]
     elif engine == "loop":
         net.stacked = False
     elif engine != "stack" and reason is None and device.type == "cpu" and several:

@@ -38,21 +38,6 @@ def predictive(correct: float, n: float, future: int, level: float = LEVEL) -> t
     return float(law.ppf(tail)) / future, float(law.ppf(1 - tail)) / future
 
 
-def exact_predictive(correct: int, n: int, future: int, level: float = LEVEL) -> tuple[float, float]:
-    """The exact frequentist counterpart of `predictive`: all j of `future` that a test does not tell from the data.
-
-    Given correct + j in all, the number among the first n is hypergeometric; j is kept where neither tail is below
-    (1 - level) / 2. It covers at least `level` for every p, and is the wider for it.
-    """
-    tail = (1 - level) / 2
-    kept = []
-    for j in range(future + 1):
-        law = stats.hypergeom(n + future, correct + j, n)
-        if law.cdf(correct) >= tail and law.sf(correct - 1) >= tail:
-            kept.append(j)
-    return min(kept) / future, max(kept) / future
-
-
 def mean_predictive(
     mean: float, deviation: float, n: int, future: int, extra: float = 0.0, level: float = LEVEL
 ) -> tuple[float, float]:

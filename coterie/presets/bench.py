@@ -26,9 +26,10 @@ from coterie.data import Federation
 from coterie.engine.packing import Packed
 from coterie.engine.resident import Resident
 from coterie.errors import CoterieError
+from coterie.running.clients import device
 from coterie.running.config import Training
 from coterie.running.experiment import Experiment
-from coterie.running.simulation import Simulation, device
+from coterie.running.simulation import Simulation
 
 METHODS = ("fedavg", "fedrep:pfllib", "ditto", "fedfew:official,models=1", "fedfew:official",
            "fedfew:official,models=10", "cwfedavg", "fedavg+confree")

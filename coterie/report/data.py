@@ -19,7 +19,6 @@ import numpy as np
 import coterie
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.stages import ABOUT, SEEN, SERVED, STAGES, unseen
-from coterie.files import read_json
 from coterie.report.answer import answer
 from coterie.report.arrivals import newcomers, schedule
 from coterie.report.conflicts import alike, last_cosines, opposed
@@ -27,7 +26,7 @@ from coterie.report.few import few
 from coterie.report.plots import convergence
 from coterie.report.series import Floats, finite, over_seeds, thinned
 from coterie.report.table import by_method, label_of, rows
-from coterie.running.experiment import EXPERIMENT, Experiment
+from coterie.running.experiment import EXPERIMENT, asked_for
 from coterie.running.folder import Folder, inside
 from coterie.running.result import Result
 
@@ -266,17 +265,10 @@ def _churn(read: Sequence[tuple[Folder, Result]]) -> dict[str, Any]:
 
 def _experiment(path: Path) -> dict[str, Any] | None:
     """What experiment.json holds, the folder, and how many runs were asked for; None for runs started from Python."""
-    file = path / EXPERIMENT
-    if not file.is_file():
+    if not (path / EXPERIMENT).is_file():
         return None
-    found = read_json(file)
-    try:
-        wanted = Experiment.of(found["experiment"], str(file)).count(bool(found.get("single")))
-        return {**found, "folder": str(path), "wanted": wanted}
-    except CoterieError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError) as reason:
-        raise CoterieError(f"{file} is damaged: {reason}.") from reason
+    experiment, single, record = asked_for(path)
+    return {**record, "folder": str(path), "wanted": experiment.count(single)}
 
 
 def _waiting(experiments: Sequence[dict[str, Any]], begun: int) -> int:

@@ -41,13 +41,13 @@ class Watcher:
                 try:
                     self._data = {**gather(self.paths), "live": True}
                 except CoterieError:
-                    if self._data is None and not all(_asked_for(path) for path in self.paths):
+                    if self._data is None and not all(_begun(path) for path in self.paths):
                         raise
                 self._read = time.monotonic()
             return self._data
 
 
-def _asked_for(path: Path) -> bool:
+def _begun(path: Path) -> bool:
     """Whether a run was begun there, even if there is nothing to show of it yet."""
     return (path / EXPERIMENT).is_file() or bool(inside(path))
 

@@ -158,7 +158,7 @@ def _alone(spec: str) -> str:
         simulation = _simulation(spec, _federation(splits, [0, 1, 2, 3], 0))
         ids = np.arange(4)
         cohort = simulation.cohort(ids)
-        upload, _ = local(simulation.method, cohort, simulation.payload(ids), simulation._own(ids))
+        upload, _ = local(simulation.method, cohort, simulation.payload(ids), simulation.own)
         sent.append({name: tensor[1].double() for name, tensor in upload.tensors().items()})
     for name, tensor in sent[0].items():
         if wrong := _apart(sent[1][name], tensor):

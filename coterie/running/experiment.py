@@ -211,7 +211,7 @@ class Experiment:
         single = len(whole.methods) == 1 if single is None else single
         place = None if folder is None else Path(folder)
         begun = resume and place is not None and (place / EXPERIMENT).exists()
-        if begun and place is not None and _asked_for(place)[:2] != (Experiment.of(whole.record()), single):
+        if begun and place is not None and asked_for(place)[:2] != (Experiment.of(whole.record()), single):
             raise CoterieError(f"{place} holds a run of another experiment; choose another folder.")
         prepared = whole.prepare(whole.federation(), place, single, begun)
         if place is not None and not begun:
@@ -278,40 +278,39 @@ def read_experiment(folder: Path) -> tuple[Experiment, bool, str]:
     if not (folder / EXPERIMENT).is_file():
         why = f"it has no {EXPERIMENT}" if folder.exists() else "it does not exist"
         raise CoterieError(f"{folder} is not a run folder: {why}.")
-    found, single, kept = _asked_for(folder)
-    return *_with_model(found, single, kept, folder),
+    found, single, record = asked_for(folder)
+    moved, note = _with_model(found, record.get("model_file") or {}, folder)
+    return moved, single, note
 
 
-def _asked_for(folder: Path) -> tuple[Experiment, bool, dict[str, Any]]:
-    """What experiment.json says: the experiment, whether it is a single run, and which model file was kept."""
+def asked_for(folder: Path) -> tuple[Experiment, bool, dict[str, Any]]:
+    """What experiment.json says: the experiment, whether it is a single run, and the whole record."""
     path = folder / EXPERIMENT
     record = files.read_json(path)
-    kept = record.get("model_file") or {}
-    if not {"experiment", "single"} <= record.keys() or not isinstance(kept, dict):
+    if not {"experiment", "single"} <= record.keys() or not isinstance(record.get("model_file") or {}, dict):
         raise CoterieError(f"{path} is damaged: it does not say what was asked for.")
     try:
-        return Experiment.of(record["experiment"], str(path)), bool(record["single"]), kept
+        return Experiment.of(record["experiment"], str(path)), bool(record["single"]), record
     except (ValueError, LookupError, TypeError, AttributeError) as reason:
         if isinstance(reason, CoterieError):
             raise
         raise CoterieError(f"{path} is damaged: {reason}.") from reason
 
 
-def _with_model(
-    found: Experiment, single: bool, kept: Mapping[str, Any], folder: Path
-) -> tuple[Experiment, bool, str]:
+def _with_model(found: Experiment, kept: Mapping[str, Any], folder: Path) -> tuple[Experiment, str]:
+    """The experiment with a model that is there, and a sentence where that is the copy that was `kept`."""
     named = files.IN_FILE.match(found.model)
     if named is None or not kept:
-        return found, single, ""
+        return found, ""
     there = Path(named[1]).is_file()
     if there and files.digest(Path(named[1])) == kept.get("sha256"):
-        return found, single, ""
+        return found, ""
     what = "has changed since the run began" if there else "is gone"
     copy = folder / MODEL_FILE
     if not copy.is_file() or files.digest(copy) != kept.get("sha256"):
         raise CoterieError(f"the model's file {named[1]} {what}, and {copy} is not the copy the run made of it.")
     moved = replace(found, model=f"{copy}{found.model[named.end(1):]}")
-    return moved, single, f"the model's file {named[1]} {what}; the run goes on with its copy {copy}."
+    return moved, f"the model's file {named[1]} {what}; the run goes on with its copy {copy}."
 
 
 # -- TOML and settings -------------------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from coterie.running.clients import (
     Measured,
     ModelLike,
     deploy,
-    device,
     join,
     local,
     score,
@@ -41,11 +40,11 @@ from coterie.running.joint import Call, Course, alone
 from coterie.running.round import Round
 from coterie.running.server import Server, chance, record_class
 
-__all__ = ["ModelLike", "Round", "Simulation", "device"]
+__all__ = ["ModelLike", "Simulation"]
 
 
 class Simulation(Clients):
-    """A federation of clients on the stacked engine. `round()` trains once, `evaluate()` scores and changes nothing."""
+    """A federation of clients on one engine. `round()` trains once, `evaluate()` scores and changes nothing."""
 
     def __init__(
         self, method: Method, model: ModelLike, federation: Federation, training: Training, head: str | None = None,

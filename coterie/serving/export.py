@@ -23,8 +23,8 @@ TOLERANCE = 1e-4
 """The largest difference between outputs of the file and of the row, relative to the largest output (at least 1)."""
 
 
-def hand_out(model: Portable, path: Path, form: str) -> str:
-    """Write the file and say how near its outputs are."""
+def export_model(model: Portable, path: Path, form: str) -> str:
+    """Write the file; a line that says where it is and how near its outputs are."""
     apart = write(model, path, form)
     beside = f" and {path.with_suffix('.json')}" if form == "safetensors" else ""
     allowed = f"relative difference at most {apart:.1g}, {TOLERANCE:g} allowed"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from coterie import files
 from coterie.contract.layout import Layout
 from coterie.contract.net import Net, Task
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 from coterie.options import options
 from coterie.running import checkpoint
 from coterie.running.saved import Saved
@@ -131,7 +131,8 @@ def of_server(saved: Saved, number: int) -> Portable:
     if rows is None:
         raise CoterieError(f"the server of {saved.method.name} keeps no whole model; export a client's with --client.")
     if not 0 <= number < len(rows):
-        raise CoterieError(f"the server keeps {len(rows)} model(s), numbered from 0; there is no model {number}.")
+        kept = counted(len(rows), "model")
+        raise CoterieError(f"the server keeps {kept}, numbered from 0; there is no model {number}.")
     return _portable(saved, rows[number], None, int(meta["round"]), {"server_model": number})
 
 

@@ -40,8 +40,20 @@ def test_the_prediction_interval_keeps_its_promise_for_every_accuracy(n, m):
         assert width < 1.3 * exact
 
 
-def test_the_exact_prediction_interval_holds_the_nearest_outcome_and_is_wider():
-    low, high = intervals.exact_predictive(17, 25, 9)
+def exact_predictive(correct, n, future, level=intervals.LEVEL):
+    """The frequentist counterpart of `predictive`: all j of `future` that a test does not tell from the data.
+
+    Given correct + j in all, the number among the first n is hypergeometric; j is kept where neither tail is below
+    (1 - level) / 2. It covers at least `level` for every p, and is the wider for it.
+    """
+    tail = (1 - level) / 2
+    laws = [stats.hypergeom(n + future, correct + j, n) for j in range(future + 1)]
+    kept = [j for j, law in enumerate(laws) if law.cdf(correct) >= tail and law.sf(correct - 1) >= tail]
+    return min(kept) / future, max(kept) / future
+
+
+def test_the_prediction_interval_holds_the_nearest_outcome_and_the_exact_one_is_wider():
+    low, high = exact_predictive(17, 25, 9)
     assert low <= intervals.predictive(17, 25, 9)[0] < 17 / 25 < intervals.predictive(17, 25, 9)[1] <= high
 
 

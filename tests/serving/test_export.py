@@ -173,7 +173,7 @@ def test_a_file_that_answers_otherwise_is_an_error_and_not_left_behind(tmp_path)
     coterie.run("fedavg", model(spec, (4,), 3), data, folder=tmp_path / "r", rounds=1, device="cpu")
     piece = portable.of_run(Saved.open(tmp_path / "r", spec), None, 0, False)
     with pytest.raises(CoterieError, match="gives other outputs than the model"):
-        export.hand_out(piece, tmp_path / "net.pt", "torchscript")
+        export.export_model(piece, tmp_path / "net.pt", "torchscript")
     assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"batchy.py", "r"}
 
 
