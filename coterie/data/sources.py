@@ -23,7 +23,7 @@ def load(data: Any, **options: Any) -> Source:
     """A bundled data set by name; a file or folder by its path, with options; or a Hugging Face data set.
 
     `load("table.csv", label="species")` and `load("table.csv:label=species")` are the same. The format is found by
-    itself, unless `format=` names it: npz, images, table, hub, cifar, idx, leaf or pfllib.
+    itself, unless `format=` names it, one of `READERS`.
     """
     if isinstance(data, (str, Path)):
         path, written = spelled(str(data))

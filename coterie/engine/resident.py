@@ -13,7 +13,7 @@ from coterie import memory, streams
 from coterie.contract.engine import Effort, IntArray, Split, Tensors
 from coterie.contract.layout import Layout
 from coterie.contract.net import Batch, Given, Net
-from coterie.data import Federation
+from coterie.data import SPLITS, Federation
 from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.packing import Packed, pack, steps_of
 from coterie.errors import CoterieError
@@ -42,13 +42,13 @@ class Resident:
 
     def sizes(self, ids: IntArray, split: Split) -> IntArray:
         """Samples of each client in a split `[C]`."""
-        first = ("train", "val", "test").index(split)
+        first = SPLITS.index(split)
         found: IntArray = self.bounds[ids, first + 1] - self.bounds[ids, first]
         return found
 
     def starts(self, ids: IntArray, split: Split) -> IntArray:
         """Where each client's samples of a split begin `[C]`."""
-        found: IntArray = self.bounds[ids, ("train", "val", "test").index(split)]
+        found: IntArray = self.bounds[ids, SPLITS.index(split)]
         return found
 
     def samples(self, ids: IntArray, split: Split) -> Iterator[tuple[Tensor, Tensor]]:

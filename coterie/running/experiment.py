@@ -366,7 +366,7 @@ def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment
                                "for --config; `coterie options` explains both.")
         if not takers:
             known = {*options(Training), *(o for cls in classes.values() for o in options(cls) if o != "aggregator")}
-            raise unknown("option", name, known, Training.OTHER_WORDS, Training.LISTED)
+            raise unknown("option", name, known, {**Training.OTHER_WORDS, **Training.FORMER}, Training.LISTED)
         for spec in takers:
             per_method[spec][option] = value
     methods = tuple(

@@ -22,6 +22,7 @@ BAD = {
     "unknown option": (["run", "fedavg", "--set", "rouds=3"], "did you mean 'rounds'"),
     "another word for it": (["run", "fedavg", "--set", "learningrate=1"], "did you mean 'lr'? `coterie options`"),
     "and with a line": (["run", "fedavg", "--set", "learning_rate=1"], "did you mean 'lr'?"),
+    "its former name": (["run", "fedavg", "--set", "join=on"], "did you mean 'together'?"),
     "nothing like an option": (["run", "fedfew", "--set", "zzz=1"], "unknown option 'zzz'; `coterie options` lists"),
     "a setting is no option": (["run", "fedavg", "--set", "val=0.2"], "a setting of the experiment"),
     "unknown method option": (["run", "fedfew:model=3"], "did you mean 'models'"),
