@@ -125,13 +125,17 @@ def go_on(
         experiment.keep(folder, single, ["coterie", *sys.argv[1:]])
     with ExitStack() as open_ones, Live(experiment.count(single)) as live:
         asked = {k: v for k, v in experiment.record().items() if k not in ("training", "methods")}
-        told = [
+        sinks = [
             open_ones.enter_context(
                 logs.Log(kind, folder, prepared.spelling, asked | asdict(experiment.training), prepared.rounds_done)
             )
             for kind in log
         ]
-        results = prepared.go(logs.several(live, *told))
+        for progress in prepared:
+            live(progress)
+            for sink in sinks:
+                sink(progress)
+    results = prepared.results
     print_results(results, experiment.published)
     to_csv(results, folder / "comparison.csv")
     console.print(f"pictures: {', '.join(map(str, draw(results, federation, folder)))}")

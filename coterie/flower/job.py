@@ -58,7 +58,12 @@ class Job(RunSpec):
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the experiment's settings") -> Job:
         """From plain values, as they arrive or stand in a file."""
-        return super().of(values, where)
+        return cls(**cls.arguments(values, where))
+
+    @classmethod
+    def for_data(cls, federation: Federation, **values: Any) -> Job:
+        """For sites whose samples look like this federation's."""
+        return cls(**cls.form_of(federation), **values)
 
     def made_up(self, population: int) -> Federation:
         """Clients with a few samples of the right form and no meaning, to try out what the job asks of sites."""

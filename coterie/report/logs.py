@@ -15,7 +15,7 @@ from coterie.errors import CoterieError, unknown
 from coterie.evaluation.summary import summarise
 from coterie.report.few import words
 from coterie.running.folder import Folder
-from coterie.running.runs import Progress, Watch
+from coterie.running.runs import Progress
 
 
 class Sink(Protocol):
@@ -109,16 +109,6 @@ def require_logger(kind: str) -> None:
         raise unknown("logger", kind, SINKS)
     if find_spec(kind) is None:
         raise CoterieError(f"logging to {kind} needs a package that is not installed: pip install 'coterie[{kind}]'")
-
-
-def several(*watches: Watch) -> Watch:
-    """One watch that tells all of these."""
-
-    def tell(state: Progress) -> None:
-        for watch in watches:
-            watch(state)
-
-    return tell
 
 
 def _of_round(record: dict[str, Any], by_model: Sequence[str]) -> Iterator[tuple[str, float]]:

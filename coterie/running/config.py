@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from coterie.errors import CoterieError
+from coterie.running.schedules import FACTORS, Schedule
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Training:
     """Batch size; 0 takes all samples of a client at once."""
     lr: float = 0.05
     """Learning rate of the local SGD."""
-    schedule: Literal["constant", "decay", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     """How the learning rate changes over rounds: not, times `decay` each round, or as half a cosine to 0."""
     decay: float = 0.99
     """Factor a round for schedule=decay."""
@@ -98,9 +99,4 @@ class Training:
 
     def lr_at(self, round: int) -> float:
         """The learning rate of a round."""
-        if self.schedule == "decay":
-            return self.lr * float(self.decay**round)
-        if self.schedule == "cosine":
-            # never exactly 0: round `rounds` is what the last `adapted` evaluation trains in
-            return self.lr * max(0.5 * (1 + math.cos(math.pi * round / max(self.rounds, 1))), 1e-3)
-        return self.lr
+        return self.lr * FACTORS[self.schedule](round, self.rounds, self.decay)

@@ -60,23 +60,51 @@ class Settle:
         return 1
 
 
+@dataclass(frozen=True)
+class News:
+    """Something for whoever watches the run, which goes on once they have it."""
+
+    what: Any
+
+
 Request = Call | Settle
-Course = Generator[Request, Any, T]
-"""The course of a run: it asks for what its clients compute, and is sent the answers."""
+Step = Callable[[], Request | News]
+Course = Generator[Request | News, Any, T]
+"""The course of a run: it asks for what its clients compute, and is sent the answers; it also tells news."""
+Told = Generator[Any, None, T]
+"""News as they come, and the result at the end. What is thrown in is raised where the run told them."""
 
 
-def alone(course: Course[T]) -> T:
+def telling(course: Course[T]) -> Told[T]:
     """One run to its end."""
-    step: Callable[[], Request] = partial(next, course)
+    step: Step = partial(next, course)
     while True:
         try:
             request = step()
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         try:
-            step = partial(course.send, request.compute())
+            if isinstance(request, News):
+                yield request.what
+                step = partial(next, course)
+            else:
+                step = partial(course.send, request.compute())
         except Exception as reason:
             step = partial(course.throw, reason)
+
+
+def alone(course: Course[T]) -> T:
+    """One run to its end, watched by nobody."""
+    return result_of(telling(course))
+
+
+def result_of(told: Told[T]) -> T:
+    """What comes at the end, the news passed over."""
+    while True:
+        try:
+            next(told)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 class Stack(Generic[T]):
@@ -96,15 +124,25 @@ class Stack(Generic[T]):
         self._tried: set[Hashable] = set()
 
     def run(self, runs: Sequence[Course[T]]) -> list[T]:
+        """All runs to their end, watched by nobody; their results in order."""
+        return result_of(self.telling(runs))
+
+    def telling(self, runs: Sequence[Course[T]]) -> Told[list[T]]:
         """All runs to their end; their results in order."""
         waiting: dict[int, Request] = {}
         ended: dict[int, T] = {}
         failures: list[Exception] = []
 
-        def go_on(number: int, step: Callable[[], Request]) -> None:
+        def go_on(number: int, step: Step) -> Told[None]:
             waiting.pop(number, None)
             try:
-                waiting[number] = step()
+                while isinstance(request := step(), News):
+                    try:
+                        yield request.what
+                        step = partial(next, runs[number])
+                    except Exception as reason:
+                        step = partial(runs[number].throw, reason)
+                waiting[number] = request
             except StopIteration as end:
                 ended[number] = end.value
             except Exception as reason:
@@ -112,12 +150,12 @@ class Stack(Generic[T]):
                 self.stop()
 
         for number, run in enumerate(runs):
-            go_on(number, partial(next, run))
+            yield from go_on(number, partial(next, run))
         while waiting:
             for kind, numbers in self._groups(waiting):
                 answers = self._answers(kind, [waiting[number] for number in numbers])
                 for number, answer in zip(numbers, answers, strict=True):
-                    go_on(number, answer(runs[number]))
+                    yield from go_on(number, answer(runs[number]))
         if failures:
             raise failures[0]
         return [ended[number] for number in range(len(runs))]
@@ -139,7 +177,7 @@ class Stack(Generic[T]):
             room[kind] -= clients
         return [(kind, group) for kind, groups in kinds.items() for group in groups]
 
-    def _answers(self, kind: Hashable, requests: list[Request]) -> list[Callable[[Course[T]], Callable[[], Request]]]:
+    def _answers(self, kind: Hashable, requests: list[Request]) -> list[Callable[[Course[T]], Step]]:
         """What each run goes on with: its answer, or the error that its work raised."""
         first = requests[0]
         if isinstance(first, Settle):
@@ -160,7 +198,7 @@ class Stack(Generic[T]):
                 return [partial(_answer, answer) for answer in answers]
         if all(call.method == calls[0].method for call in calls):
             return [_done_or_failed(call) for call in calls]
-        found: dict[int, Callable[[Course[T]], Callable[[], Request]]] = {}  # the seeds of each method may still fit
+        found: dict[int, Callable[[Course[T]], Step]] = {}  # the seeds of each method may still fit
         for method in dict.fromkeys(call.method for call in calls):
             places = [place for place, call in enumerate(calls) if call.method == method]
             parts = self._answers((kind, method), [calls[place] for place in places])
@@ -168,15 +206,15 @@ class Stack(Generic[T]):
         return [found[place] for place in range(len(calls))]
 
 
-def _answer(answer: Any, course: Course[T]) -> Callable[[], Request]:
+def _answer(answer: Any, course: Course[T]) -> Step:
     return partial(course.send, answer)
 
 
-def _failure(reason: Exception, course: Course[T]) -> Callable[[], Request]:
+def _failure(reason: Exception, course: Course[T]) -> Step:
     return partial(course.throw, reason)
 
 
-def _done_or_failed(call: Call) -> Callable[[Course[T]], Callable[[], Request]]:
+def _done_or_failed(call: Call) -> Callable[[Course[T]], Step]:
     try:
         return partial(_answer, call.compute())
     except Exception as reason:

@@ -24,7 +24,7 @@ from coterie.options import build, respelled
 from coterie.running import checkpoint
 from coterie.running.config import Training
 from coterie.running.folder import Folder
-from coterie.running.joint import Course, Settle, Stack, alone, kin
+from coterie.running.joint import Course, News, Settle, Stack, Told, kin, telling
 from coterie.running.pays import most_clients, pays
 from coterie.running.result import Result
 from coterie.running.server import Server
@@ -37,7 +37,7 @@ ALWAYS = ("local", "fedavg")
 
 @dataclass(frozen=True)
 class Progress:
-    """What a watcher is told after every round and evaluation."""
+    """What whoever watches is told after every round and evaluation."""
 
     method: str
     seed: int
@@ -154,6 +154,13 @@ class _Wanted:
 class Prepared:
     """Runs that can start: whatever would refuse them has been asked, and nothing is trained or written yet.
 
+    They run while somebody asks for their progress, and then `results` holds what they found, in the order of methods
+    and seeds:
+
+        for progress in prepared:
+            print(progress.round)
+        prepared.results
+
     `reason` says why the model cannot be stacked, if so.
     """
 
@@ -161,6 +168,7 @@ class Prepared:
         """`named` are the methods that somebody asked for; `wanted` may hold baselines as well."""
         self._wanted, self._shared = wanted, shared
         self.reason = ""
+        self.results: list[Result] = []
         self._refuse_early(named)
 
     def _refuse_early(self, named: Sequence[Method]) -> None:
@@ -192,8 +200,8 @@ class Prepared:
         built = self._wanted[0].built
         return 0 if built is None else built.simulation.rounds_done
 
-    def go(self, watch: Watch | None = None) -> list[Result]:
-        """Train to the end; the results in the order of methods and seeds."""
+    def __iter__(self) -> Told[None]:
+        """Train to the end; the progress of every run as it comes."""
         results: dict[int, Result] = {}
         families: dict[Hashable, list[int]] = {}
         for number, one in enumerate(self._wanted):
@@ -202,14 +210,25 @@ class Prepared:
             else:
                 families.setdefault(kin(one.method), []).append(number)
         for numbers in families.values():
-            done = _side_by_side([self._wanted[number] for number in numbers], self._shared, watch)
+            done = yield from _side_by_side([self._wanted[number] for number in numbers], self._shared)
             results |= zip(numbers, done, strict=True)
-        return [results[number] for number in range(len(self._wanted))]
+        self.results = [results[number] for number in range(len(self._wanted))]
+
+    def go(self, watch: Watch | None = None) -> list[Result]:
+        """Train to the end, telling `watch` the progress; what it raises stops the run that it was told of."""
+        told = iter(self)
+        for progress in told:
+            try:
+                if watch is not None:
+                    watch(progress)
+            except Exception as reason:
+                told.throw(reason)
+        return self.results
 
 
-def _side_by_side(wanted: Sequence[_Wanted], shared: _Shared, watch: Watch | None) -> Iterator[Result]:
+def _side_by_side(wanted: Sequence[_Wanted], shared: _Shared) -> Told[list[Result]]:
     """Runs of methods that are kin to their ends: as one stack where that pays, otherwise one after another."""
-    left = list(wanted)
+    left, results = list(wanted), []
     while left:
         first = left[0].built or left[0].build(shared)
         size, reason = 1, ""
@@ -226,10 +245,13 @@ def _side_by_side(wanted: Sequence[_Wanted], shared: _Shared, watch: Watch | Non
                 together = f"{len(now)} runs in one stack" if len(now) > 1 else "alone"
                 driver.simulation.choices["join"] = f"{together}: {reason}"
         with _stop_on_ctrl_c() as asked:
-            works = [driver.drive(asked.is_set, watch) for driver in drivers]
-            done = Stack[Result](room, asked.set).run(works) if len(works) > 1 else [alone(works[0])]
-        del first, drivers, driver, works  # the next runs need the memory
-        yield from done
+            courses = [driver.drive(asked.is_set) for driver in drivers]
+            if len(courses) > 1:
+                results += yield from Stack[Result](room, asked.set).telling(courses)
+            else:
+                results.append((yield from telling(courses[0])))
+        del first, drivers, driver, courses  # the next runs need the memory
+    return results
 
 
 class _Driver:
@@ -240,7 +262,6 @@ class _Driver:
         self.resume, self.restored, self.head = wanted.resume, restored, head
         self.spelling = registry.spelling(wanted.method)
         self.kept = simulation if self.folder is None or not wanted.among else None
-        self.watch: Watch | None = None
 
     def _open(self) -> None:
         """Begin the records, or read those that a checkpoint goes with."""
@@ -255,9 +276,9 @@ class _Driver:
             self.folder.restart()
         self.history, self.rounds = self.folder.history(), self.folder.rounds()
 
-    def drive(self, stopped: Callable[[], bool], watch: Watch | None) -> Course[Result]:
+    def drive(self, stopped: Callable[[], bool]) -> Course[Result]:
         """The whole run; what its clients compute is asked for by `yield`."""
-        simulation, self.watch = self.simulation, watch
+        simulation = self.simulation
         self._open()
         yield from self._evaluate_when_due()
         while simulation.rounds_done < self.training.rounds and not self._patience_is_over():
@@ -291,7 +312,7 @@ class _Driver:
         self.rounds.append({**asdict(done), "seconds": round((time.perf_counter() - start) / beside, 6)})
         if self.folder is not None:
             self.folder.append_round(self.rounds[-1])
-        self._tell()
+        yield from self._tell()
 
     def _evaluate_when_due(self) -> Course[None]:
         t = self.simulation.rounds_done
@@ -303,16 +324,13 @@ class _Driver:
         self.history.append((yield from self.simulation.evaluating()))
         if self.folder is not None:
             self.folder.append_evaluation(self.history[-1], _arrivals(self.simulation.federation))
-        self._tell()
+        yield from self._tell()
 
-    def _tell(self) -> None:
-        if self.watch is not None and self.history:
-            self.watch(
-                Progress(
-                    self.spelling, self.training.seed, self.simulation.rounds_done, self.training.rounds,
-                    self.history[-1], self.rounds[-1] if self.rounds else None,
-                )
-            )
+    def _tell(self) -> Course[None]:
+        if self.history:
+            last = self.rounds[-1] if self.rounds else None
+            yield News(Progress(self.spelling, self.training.seed, self.simulation.rounds_done, self.training.rounds,
+                                self.history[-1], last))
 
     def _save(self) -> None:
         if self.folder is not None:

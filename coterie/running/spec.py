@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from inspect import signature
 from typing import Any, Self
 
 import torch
@@ -59,16 +60,22 @@ class RunSpec:
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the run's settings") -> Self:
         """From plain values, as they arrive or stand in a file."""
+        return cls(**cls.arguments(values, where))
+
+    @classmethod
+    def arguments(cls, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """The arguments that plain values stand for."""
         try:
             given = dict(values)
             given["training"] = build(Training, given.pop("training", {}), "training")
             given["shape"] = tuple(int(n) for n in given.pop("shape"))
             given["class_names"] = tuple(given.pop("class_names", ()))
-            return cls(**given)
+            signature(cls).bind(**given)
         except (KeyError, TypeError, ValueError) as reason:
             if isinstance(reason, CoterieError):
                 raise
             raise CoterieError(f"{where} cannot be read ({reason}).") from reason
+        return given
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any], model: str = "") -> Self:
@@ -88,10 +95,15 @@ class RunSpec:
     @classmethod
     def for_data(cls, federation: Federation, **values: Any) -> Self:
         """For samples that look like this federation's."""
-        return cls(
-            shape=tuple(federation.x.shape[1:]), classes=federation.classes, outputs=federation.outputs,
-            dtype=str(federation.x.dtype).removeprefix("torch."), **values,
-        )
+        return cls(**cls.form_of(federation), **values)
+
+    @staticmethod
+    def form_of(federation: Federation) -> dict[str, Any]:
+        """What a federation's samples look like."""
+        return {
+            "shape": tuple(federation.x.shape[1:]), "classes": federation.classes, "outputs": federation.outputs,
+            "dtype": str(federation.x.dtype).removeprefix("torch."),
+        }
 
     def values(self) -> dict[str, Any]:
         """What `of` reads back."""

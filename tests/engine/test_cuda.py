@@ -115,8 +115,9 @@ def away(simulation: Simulation, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("engine", ["auto", "stack", "reference"])
 def test_float32_stays_float32_beside_tf32(engine):
-    """TF32 keeps 10 bits of a factor, float32 23: against float64 the one is off by more than 1e-5, the other is not.
-    Built in this order, the switch of the last one used to count for all: the float32 run was computed in TF32."""
+    """TF32 keeps 10 bits of a factor, float32 23, so against float64 the one is off by much more than the other; ten
+    times leaves room for sums, which are float32 in both. Built in this order, the switch of the last one used to count
+    for all: the float32 run was computed in TF32, and both were off alike."""
     wanted = after("fedavg", wide, "cuda")[0]["server.row"]
     made = [
         Simulation(registry.method("fedavg"), wide, federation(),
@@ -126,7 +127,7 @@ def test_float32_stays_float32_beside_tf32(engine):
     for _ in range(4):
         for simulation in made:
             simulation.round()
-    assert away(made[0], wanted) < 1e-5 < away(made[1], wanted)
+    assert 10 * away(made[0], wanted) < away(made[1], wanted)
 
 
 @pytest.mark.parametrize("spec", ["fedavg", "ditto", "fedfew", "apfl"])
