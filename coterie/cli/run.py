@@ -89,8 +89,7 @@ def compare_command(
     experiment = experiment_of(config, data, partition, clients, unseen, model, head, rounds, settings or [],
                                (*(named or ()), *(methods or ())), DEFAULT_METHODS, churn=churn, preset=preset,
                                data_dir=data_dir)
-    if seeds is not None:
-        experiment = Experiment.of({**experiment.record(), "seeds": seeds})
+    experiment = experiment.changed(seeds=seeds)
     go_on(experiment, out or fresh("compare"), single=False, resume=False, clients=clients)
 
 

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coterie.report.series import thinned
 from coterie.running.folder import Folder
 from coterie.running.result import Result
-
-Floats = NDArray[np.float64]
 
 ONE_FOR_ALL = 0.9
 """Collapsed: one model is used by at least this share of the clients."""
