@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from coterie.advise.decision import WEIGHT, Candidate, Standing, mean_seen
 from coterie.advise.pilot import Pilot
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.stages import ADAPTED
+from coterie.files import write_json
 from coterie.report.table import human_bytes, human_seconds, markdown_table
 from coterie.running.experiment import Experiment
 
@@ -308,7 +308,7 @@ def write(pilot: Pilot, go_on: str, folder: Path) -> None:
     """`advice.json` and `advice.md`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "advice.json").write_text(json.dumps(record(pilot, go_on), indent=2) + "\n")
+        write_json(folder / "advice.json", record(pilot, go_on))
         (folder / "advice.md").write_text(markdown(pilot, go_on), encoding="utf-8")
     except OSError as reason:
         raise CoterieError(f"the folder {folder} cannot be written: {reason.strerror}.") from reason

@@ -19,6 +19,7 @@ from coterie.contract import records
 from coterie.contract.cohort import Init
 from coterie.contract.method import Uploads
 from coterie.contract.records import Record, Upload
+from coterie.engine.arithmetic import Arithmetic
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.score import Evaluation
 from coterie.evaluation.stages import PREFIX
@@ -94,11 +95,8 @@ class Rounds:
         yield from self.ending()
 
     def _init(self, population: int) -> Init:
-        dtype = torch.float64 if self.training.precision == "float64" else torch.float32
-        return Init(
-            self.job.factory(), self.method.wrap, self.training.seed, self.job.head, dtype, self.device, population,
-            self.job.classes,
-        )
+        dtype = Arithmetic(self.training.precision).dtype
+        return self.job.init(self.method, self.training.seed, dtype, self.device, population)
 
     def _rehearse(self, server: Server) -> None:
         """Raise if privacy would not hold. Clients of made-up samples show what sites would upload before they do."""
