@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from coterie.advise import command, report
-from coterie.advise.pilot import FAMILIES
+from coterie.advise.pilot import WAYS
 from coterie.running.experiment import Experiment, with_settings
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -29,7 +29,7 @@ CASES = {
     "ham": ("ham10000_32.npz", "", 0, "mlp:hidden=64", ["batch=32", "lr=0.05"], "ham10000.md"),
 }
 LIKE = {
-    **FAMILIES, "ditto": "interpolation", "fedrep": "decoupling", "fedbabu": "decoupling", "lgfedavg": "decoupling",
+    **WAYS, "ditto": "interpolation", "fedrep": "decoupling", "fedbabu": "decoupling", "lgfedavg": "decoupling",
     "fedrod": "decoupling", "fedpac": "decoupling", "cfl": "clustering", "fesem": "clustering", "fedsoft": "clustering",
     "pacfl": "clustering", "fedfew": "clustering", "fedprox": "shared", "scaffold": "shared", "moon": "shared",
     "fedavgft": "fine-tuning",
@@ -37,8 +37,8 @@ LIKE = {
 LINE = re.compile(r"^\| ([\w+]+)[^|]*\| \**([\d.]+) ± ([\d.]+)\** \|", re.MULTILINE)
 
 
-def best_families(page: str, seeds: int = 2) -> tuple[str, set[str]]:
-    """The best line of a page's two tables in words, and the families of all lines within seed noise of it."""
+def best_ways(page: str, seeds: int = 2) -> tuple[str, set[str]]:
+    """The best line of a page's two tables in words, and the ways of all lines within seed noise of it."""
     served, adapted = (RESULTS / page).read_text().split("**adapted**")
     lines = [
         (float(mean), float(spread), method, stage)
@@ -47,10 +47,10 @@ def best_families(page: str, seeds: int = 2) -> tuple[str, set[str]]:
     ]
     top = max(lines)
     near = [x for x in lines if top[0] - x[0] <= 2 * math.sqrt((top[1] ** 2 + x[1] ** 2) / seeds)]
-    return f"{top[2]}, {top[3]}: {top[0]} ± {top[1]}", {family(x[2], x[3]) for x in near}
+    return f"{top[2]}, {top[3]}: {top[0]} ± {top[1]}", {way(x[2], x[3]) for x in near}
 
 
-def family(method: str, stage: str) -> str:
+def way(method: str, stage: str) -> str:
     found = LIKE.get(method.partition("+")[2] or method, method)
     return "fine-tuning" if stage == "adapted" and found == "shared" else found
 
@@ -74,12 +74,12 @@ def main() -> None:
         pilot, go_on = command.run(
             experiment, settings, options.rounds, options.seeds, options.budget, options.newcomers, "mean"
         )
-        best, near = best_families(page)
+        best, near = best_ways(page)
         print(f"## {name}: {time.perf_counter() - start:.0f} s, {time.process_time() - work:.0f} s of processor time")
         print(report.markdown(pilot, go_on))
-        verdict = "within seed noise of the best" if pilot.advice.family in near else "NOT among the best"
-        print(f"docs/results: {best}; families within seed noise: {', '.join(sorted(near))}")
-        print(f"advice: {pilot.advice.family}, {verdict}\n", flush=True)
+        verdict = "within seed noise of the best" if pilot.advice.way in near else "NOT among the best"
+        print(f"docs/results: {best}; ways within seed noise: {', '.join(sorted(near))}")
+        print(f"advice: {pilot.advice.way}, {verdict}\n", flush=True)
 
 
 if __name__ == "__main__":

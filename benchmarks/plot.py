@@ -33,7 +33,7 @@ def draw(timings: list[dict[str, Any]], path: Path) -> None:
         kinds = [kind for kind in COLOURS if any(t["precision"] == kind for t in group)]
         wide = 0.8 / len(kinds)
         for k, kind in enumerate(kinds):
-            mine = {t["method"]: t["published"] / t["seconds"] for t in group if t["precision"] == kind}
+            mine = {t["method"]: t["reference"] / t["seconds"] for t in group if t["precision"] == kind}
             places = [methods.index(m) + 0.4 - wide * (k + 0.5) for m in mine]
             bars = axis.barh(places, list(mine.values()), wide, color=COLOURS[kind], label=kind)
             axis.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)

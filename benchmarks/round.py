@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precisions", nargs="+", default=None, help="float32, tf32, bf16")
     parser.add_argument("--rounds", type=int, default=5, help="rounds timed of coterie; the median counts")
-    parser.add_argument("--published-rounds", type=int, default=1, help="rounds timed of the published way")
+    parser.add_argument("--reference-rounds", type=int, default=1, help="rounds timed of the published way")
     parser.add_argument("--set", nargs="*", default=[], help="options of the training, e.g. engine=stack kernels=false")
     parser.add_argument("--out", type=Path, help="append the timings to this JSON file")
     options = parser.parse_args()
@@ -73,8 +73,8 @@ def main() -> None:
     found = []
     for method in options.methods:
         contest = Contest(method, data, experiment.factory(data), options.batch, options.lr, options.device, further)
-        for t in measure(contest, precisions, rates, options.rounds, options.published_rounds):
-            print(f"{t.method} | {t.precision} | {t.apart:.1e} | {t.published:.4g} | {t.first:.3g} | {t.seconds:.4g} | "
+        for t in measure(contest, precisions, rates, options.rounds, options.reference_rounds):
+            print(f"{t.method} | {t.precision} | {t.apart:.1e} | {t.reference:.4g} | {t.first:.3g} | {t.seconds:.4g} | "
                   f"{t.ratio:.1f} | {t.over(100):.1f} | {t.samples:.4g} | {t.flop / 1e12:.3g} | {t.bandwidth:.3g} | "
                   f"{t.floor:.1f} | {t.memory / 1e9:.2f}", flush=True)
             found.append({"data": options.data, "model": options.model, "device": options.device,

@@ -25,6 +25,19 @@ DEFERRED = {
 """Modules that functions may import, because a package of theirs is optional."""
 OF_ALL = {"conformance": "every method and aggregator", "end_to_end": "the whole"}
 """Folders of tests that belong to no single room."""
+WHOLE = {
+    "": "test_docs test_examples test_house",
+    "advise/": "test_advise",
+    "aggregators/": "test_aggregators",
+    "data/readers/": "test_fuzz test_large",
+    "engine/": "test_cuda",
+    "flower/": "test_conformance test_faults test_old_folders test_real",
+    "methods/": "test_aggregation test_decoupled test_reductions test_regularised test_size test_words",
+    "models/": "test_models test_more_models test_user_models",
+    "presets/": "test_presets",
+    "report/": "test_browser test_colours test_names test_report",
+}
+"""Files of tests that belong to a room rather than to one of its modules."""
 
 
 def linted(root):
@@ -101,6 +114,44 @@ def test_every_folder_of_tests_is_that_of_a_room():
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
     rooms = {room.relative_to("coterie") for room in ROOMS}
     assert folders - rooms - {Path(name) for name in OF_ALL} == set()
+
+
+ONE_PLACE = {
+    "json in files": (r"json\.load\(|json\.loads\(.*read_(text|bytes)|write_text\(json\.dumps", {"files.py"}),
+    "PyTorch's switches": (r"allow_tf32", {"engine/arithmetic.py"}),
+    "what a server's tensors are called": (r"[\"']server\.(?!key|crt)", set()),
+    "what a server tells and admits": (r"method\.(hello|admit)\(", {"running/server.py"}),
+    "how a client arrives": (r"method\.(introduce|join)\(", {"running/clients.py"}),
+    "layers that take tokens": (r"nn\.EmbeddingBag|isinstance\(.*nn\.Embedding", {"running/spec.py"}),
+    "baselines": (r"\((\"local\", \"fedavg\"|\"fedavg\", \"local\")\)", {"running/runs.py"}),
+    "drawing again": (r"for _ in range\(tries\)", {"data/partition.py", "engine/trial.py"}),  # a trial is no draw
+    "thinning": (r"np\.unique\(np\.linspace|linspace\(.*\.round\(\)", {"report/series.py"}),
+    "numbers by model": (r"\"clients_per_model\"", {"contract/shapes.py", "methods/ifca.py", "report/few.py"}),
+    "the type of rows": (r"float64 if .*precision", {"engine/arithmetic.py"}),
+}
+"""What has one rule: how a copy of it would begin, and where the rule stands."""
+
+
+@pytest.mark.parametrize("what", ONE_PLACE)
+def test_a_rule_stands_in_one_place(what):
+    """Each of these had copies, and some of the copies disagreed."""
+    copy, places = ONE_PLACE[what]
+    lines = [
+        (path.relative_to("coterie").as_posix(), line)
+        for path in SOURCES for line in (ROOT / path).read_text("utf-8").splitlines() if re.search(copy, line)
+    ]
+    assert {path for path, _ in lines} == places, lines
+
+
+def test_every_file_of_tests_is_that_of_a_module():
+    """Or of its whole room, which is listed here, so that a module that moves takes its tests along."""
+    found = {
+        path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")
+        if path.parent.name not in OF_ALL
+    }
+    modules = {path.relative_to("coterie") for path in SOURCES} | {room.relative_to("coterie") for room in ROOMS}
+    theirs = {(one.parent / f"test_{one.stem.strip('_')}.py").as_posix() for one in modules}
+    assert found - theirs == {f"{room}{name}.py" for room, names in WHOLE.items() for name in names.split()}
 
 
 def test_every_benchmark_is_explained():

@@ -32,7 +32,7 @@ class Candidate:
 
     method: str
     stage: str  # served or adapted
-    family: str
+    way: str
     seen: Array  # [seeds, clients]
     new: Array  # [seeds, newcomers], maybe none
     test: float  # mean over clients of the test metric, for people to read
@@ -99,8 +99,8 @@ class Advice:
     """Whether any candidate is better than always answering each client's most frequent class, by a standard error."""
 
     @property
-    def family(self) -> str:
-        return self.chosen.candidate.family
+    def way(self) -> str:
+        return self.chosen.candidate.way
 
 
 def decide(findings: Findings) -> Advice:
@@ -181,13 +181,13 @@ def _learned(top: Candidate, guess: Array | None) -> bool:
 
 def _alone(findings: Findings) -> Literal["too small", "as good", "enough"]:
     """Whether clients have enough data to learn alone, judged by the clients that trained."""
-    local = [c for c in findings.candidates if c.family == "local" and _finite(c.seen)]
-    others = [c for c in findings.candidates if c.family != "local" and _finite(c.seen)]
+    local = [c for c in findings.candidates if c.way == "local" and _finite(c.seen)]
+    others = [c for c in findings.candidates if c.way != "local" and _finite(c.seen)]
     if not local or not others:
         return "as good"
     better = max(others, key=mean_seen)
     ranked = _standings([*local, better], 0.0, "mean")
     for one in ranked:
         if one.beyond_noise:
-            return "too small" if one.candidate.family == "local" else "enough"
+            return "too small" if one.candidate.way == "local" else "enough"
     return "as good"

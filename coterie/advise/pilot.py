@@ -1,4 +1,4 @@
-"""The pilot: one method of each family on the user's own clients, sized to a budget of seconds."""
+"""The pilot: one method of each way to serve clients, on the user's own clients, sized to a budget of seconds."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from coterie.running.config import Training
 from coterie.running.result import Result
 from coterie.running.simulation import Simulation
 
-FAMILIES = {
+WAYS = {
     "local": "local", "fedavg": "shared", "feddyn": "shared", "fedper": "decoupling", "perfedavg": "meta-learning",
     "ifca": "clustering", "apfl": "interpolation", "cwfedavg": "class-wise", "confree": "conflict-free",
 }
-"""The family of each method of the pilot; a shared model that clients train before use is `fine-tuning`."""
+"""The way of each method of the pilot; a shared model that clients train before use is `fine-tuning`."""
 FIRST = 5
 """Rounds of FedAvg after which the clients' pulls are looked at for groups."""
 LEAST_ROUNDS, MOST_ROUNDS = 10, 40
@@ -133,12 +133,12 @@ def candidates(results: Sequence[Result], federation: Federation) -> tuple[Candi
 def _candidate(group: Sequence[Result], stage: str, federation: Federation) -> Candidate:
     spelling = group[0].method
     name = spelling.partition(":")[0]
-    family = FAMILIES["confree" if "confree" in name else name]
+    way = WAYS["confree" if "confree" in name else name]
     seen = [run.at(stage) for run in group]
     new = [run.at(unseen(stage)) for run in group] if len(federation.unseen) else []
     found = [summarise(scores) for scores in seen]
     return Candidate(
-        method=spelling, stage=stage, family="fine-tuning" if stage == ADAPTED and family == "shared" else family,
+        method=spelling, stage=stage, way="fine-tuning" if stage == ADAPTED and way == "shared" else way,
         seen=_validation(seen, federation),
         new=_validation(new, federation) if new else np.zeros((len(group), 0)),
         test=float(np.mean([one.mean for one in found])), worst=float(np.mean([one.worst for one in found])),

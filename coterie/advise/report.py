@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from coterie.advise.decision import WEIGHT, Candidate, Standing, mean_seen
 from coterie.advise.pilot import Pilot
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.stages import ADAPTED
+from coterie.files import write_json
 from coterie.report.table import human_bytes, human_seconds, markdown_table
 from coterie.running.experiment import Experiment
 
@@ -31,7 +31,7 @@ MEANING = {
     "class-wise": "averages class by class, mixed for each client by its labels",
     "conflict-free": "one model from updates that do not work against each other",
 }
-HEADS = ("family", "method", "validation", "behind ± noise", "test", "worst", "newcomers", "bytes")
+HEADS = ("way", "method", "validation", "behind ± noise", "test", "worst", "newcomers", "bytes")
 
 
 def sentences(pilot: Pilot) -> list[str]:
@@ -42,12 +42,12 @@ def sentences(pilot: Pilot) -> list[str]:
 
 
 def _take(pilot: Pilot) -> str:
-    family = pilot.advice.family
-    return f"Take {family}: {MEANING[family]} ({pilot.advice.chosen.candidate.label})."
+    way = pilot.advice.way
+    return f"Take {way}: {MEANING[way]} ({pilot.advice.chosen.candidate.label})."
 
 
 def _nothing(pilot: Pilot) -> list[str]:
-    """No candidate beats a constant answer, so nothing can be said about families."""
+    """No candidate beats a constant answer, so nothing can be said about ways to serve clients."""
     found, chosen = pilot.findings, pilot.advice.chosen.candidate
     top = max((s.candidate for s in pilot.advice.standings), key=mean_seen)
     assert found.guess is not None
@@ -76,14 +76,14 @@ def _scored(pilot: Pilot) -> list[str]:
             f"{_seeds(pilot)} that is within noise (± {noise}), and {chosen.candidate.label} is simpler.",
         ]
     said = [f"It scored best on validation data: {_value(pilot, chosen.value)} ({goal})."]
-    close = [s for s in advice.standings if s.close and s.candidate.family != advice.family]
-    others = [s for s in advice.standings if s.candidate.family != advice.family]
+    close = [s for s in advice.standings if s.close and s.candidate.way != advice.way]
+    others = [s for s in advice.standings if s.candidate.way != advice.way]
     if close:
         said.append(f"{_names(close)} {'is' if len(close) == 1 else 'are'} within noise of it, and less simple.")
     elif others:
         after = min(others, key=lambda s: s.behind)
         beyond = "more than noise" if after.beyond_noise else "hardly more than noise"
-        said.append(f"The next family, {after.candidate.family} ({after.candidate.label}), scored "
+        said.append(f"The next way, {after.candidate.way} ({after.candidate.label}), scored "
                     f"{_points(pilot, after.behind)} less, {beyond} (± {_points(pilot, after.error)}).")
     return said
 
@@ -110,7 +110,7 @@ def _degree(share: float) -> str:
 def _alone(pilot: Pilot) -> list[str]:
     found = pilot.findings
     named = {c.label: c for c in found.candidates}
-    shared = max((c for c in found.candidates if c.family != "local"), key=mean_seen)
+    shared = max((c for c in found.candidates if c.way != "local"), key=mean_seen)
     own, theirs = (_value(pilot, mean_seen(one)) for one in (named["local"], shared))
     numbers = f"{own} alone, {theirs} with {shared.label}"
     least, median = found.samples
@@ -131,7 +131,7 @@ def _groups(pilot: Pilot) -> str:
     if groups.exist:
         sizes = ", ".join(map(str, np.bincount(groups.groups)))
         return f"Clients fall into {groups.count} clear groups (of {sizes} clients)."
-    if advice.family == "clustering" and advice.learned:
+    if advice.way == "clustering" and advice.learned:
         how = "best" if advice.chosen is advice.best else "well"
         return (f"There are no clear groups of clients, and still a few models scored {how}: the groups are soft, with "
                 "clients in between, and the nearest model helps a client all the same.")
@@ -212,7 +212,7 @@ def _cells(pilot: Pilot, one: Standing) -> list[str]:
     mark = "→ " if one is pilot.advice.chosen else ""
     behind = "best" if one is pilot.advice.best else f"{number(one.behind)} ± {number(one.error)}"
     value = one.value if scale == 100 else -one.value
-    return [mark + c.family, c.label, number(value), behind, number(c.test), number(c.worst), number(c.new_test),
+    return [mark + c.way, c.label, number(value), behind, number(c.test), number(c.worst), number(c.new_test),
             human_bytes(c.bytes_each_round)]
 
 
@@ -277,7 +277,7 @@ def record(pilot: Pilot, go_on: str) -> dict[str, Any]:
     """Every number behind the advice, as plain values."""
     found, advice = pilot.findings, pilot.advice
     return {
-        "family": advice.family, "method": advice.chosen.candidate.method, "stage": advice.chosen.candidate.stage,
+        "family": advice.way, "method": advice.chosen.candidate.method, "stage": advice.chosen.candidate.stage,
         "best": {"method": advice.best.candidate.method, "stage": advice.best.candidate.stage},
         "sentences": sentences(pilot), "command": go_on, "local": advice.local,
         "newcomers": found.newcomers, "objective": found.objective, "metric": found.metric,
@@ -288,7 +288,7 @@ def record(pilot: Pilot, go_on: str) -> dict[str, Any]:
         "most_frequent_class": None if found.guess is None else [_known(v) for v in found.guess.tolist()],
         "candidates": [
             {
-                "method": s.candidate.method, "stage": s.candidate.stage, "family": s.candidate.family,
+                "method": s.candidate.method, "stage": s.candidate.stage, "family": s.candidate.way,
                 "value": s.value, "behind": s.behind, "error": s.error, "test": s.candidate.test,
                 "worst": s.candidate.worst, "newcomers": _known(s.candidate.new_test),
                 "bytes_each_round": s.candidate.bytes_each_round, "seconds": s.candidate.seconds,
@@ -308,7 +308,7 @@ def write(pilot: Pilot, go_on: str, folder: Path) -> None:
     """`advice.json` and `advice.md`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "advice.json").write_text(json.dumps(record(pilot, go_on), indent=2) + "\n")
+        write_json(folder / "advice.json", record(pilot, go_on))
         (folder / "advice.md").write_text(markdown(pilot, go_on), encoding="utf-8")
     except OSError as reason:
         raise CoterieError(f"the folder {folder} cannot be written: {reason.strerror}.") from reason

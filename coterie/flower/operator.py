@@ -18,6 +18,7 @@ from rich.table import Table
 from coterie.contract.layout import Layout
 from coterie.data import load
 from coterie.errors import CoterieError, counted
+from coterie.files import read_json
 from coterie.flower.checks import KEPT, ask_to_lift
 from coterie.flower.exchange import drive
 from coterie.flower.job import Job
@@ -156,7 +157,7 @@ def predict(home: Path, data: str, out: Path | None, experiment: str | None = No
     if not found:
         raise CoterieError(f"{home} holds no model yet; a site gets its model at the end of training.")
     folder = found[-1].parent
-    job = Job.of(json.loads(found[-1].read_text())["job"])
+    job = Job.of(read_json(found[-1]).get("job", {}), str(found[-1]))
     tensors, _ = checkpoint.load(folder / "model.safetensors")
     module = job.chosen().wrap(job.factory()())
     layout = Layout.of(module)
@@ -187,7 +188,7 @@ def predict(home: Path, data: str, out: Path | None, experiment: str | None = No
 
 def lift(folder: Path, site: str) -> None:
     """Ask the server to let a quarantined site take part again."""
-    held = _json(folder / KEPT).get("held", {})
+    held = _written(folder / KEPT).get("held", {})
     if site not in held:
         raise CoterieError(f"{site} is not quarantined; quarantined are: {', '.join(sorted(held)) or 'none'}.")
     ask_to_lift(folder, site)
@@ -198,7 +199,7 @@ def status(folder: Path) -> Table:
     if not (folder / PLAN).is_file():
         raise CoterieError(f"{folder} is not the folder of a server: it has no {PLAN}.")
     plan = Plan.read(folder / PLAN)
-    now, kept = _json(folder / STATUS), _json(folder / KEPT)
+    now, kept = _written(folder / STATUS), _written(folder / KEPT)
     run = Folder(folder)
     meta = checkpoint.load(run.checkpoint)[1] if run.checkpoint.exists() else {}
     rounds = run.rounds() if (folder / "metrics.jsonl").exists() else []
@@ -230,9 +231,6 @@ def status(folder: Path) -> Table:
     return table
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
-    except (OSError, json.JSONDecodeError):
-        return {}
+def _written(path: Path) -> dict[str, Any]:
+    """What the server has written there; nothing before it did."""
+    return read_json(path) if path.exists() else {}

@@ -181,7 +181,7 @@ class Rounds:
         replies, failures = yield from self._ask(parcels, frozenset(training or names), wanted or len(names))
         failures |= {name: BARRED if name in barred else ABSENT for name in drawn if name not in there}
         self.joined |= set(replies)
-        self._evaluated(replies, "", t)
+        self._keep_scores(replies, "", t)
         uploads = {name: replies[name] for name in training if name in replies}
         n = {name: 1 if self.server.guard else _count(reply.meta.get("n")) for name, reply in uploads.items()}
         wrong = {name: failure.reason for name, failure in failures.items() if failure.cause == "mismatch"}
@@ -249,7 +249,7 @@ class Rounds:
         for name, failure in failures.items():
             log.warning("%s: %s has no model yet: %s %s", self.spelling, name, failure.cause, failure.reason)
         self.served |= set(replies)
-        self._evaluated(replies, prefix, self.rounds_done)
+        self._keep_scores(replies, prefix, self.rounds_done)
 
     # -- messages --------------------------------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ class Rounds:
     def _due(self, t: int) -> bool:
         return t % self.training.evaluate_every == 0 and not any(e.round == t for e in self.history)
 
-    def _evaluated(self, replies: Mapping[str, Parcel], prefix: str, t: int) -> None:
+    def _keep_scores(self, replies: Mapping[str, Parcel], prefix: str, t: int) -> None:
         """Keep the scores of the sites that sent any."""
         found = {self.numbers[name]: reply.meta["scores"] for name, reply in replies.items() if "scores" in reply.meta}
         if not found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ except ImportError as reason:
     raise missing("flwr") from reason
 
 from coterie.errors import CoterieError
+from coterie.files import read_json
 from coterie.flower import wire
 from coterie.flower.checks import Inspector
 from coterie.flower.message import Encoder, parcels_of
@@ -57,8 +57,7 @@ class GridTransport:
         """Site -> node of those that are connected and have said who they are."""
         there = set(self._grid.get_node_ids())
         if self._file is not None:
-            registered = json.loads(self._file.read_text())
-            return {name: int(node) for node, name in registered.items() if int(node) in there}
+            return {name: int(node) for node, name in read_json(self._file).items() if int(node) in there}
         self._names = {node: name for node, name in self._names.items() if node in there}
         now = time.monotonic()
         self._when = {node: at for node, at in self._when.items() if node in there and now - at < PRESENCE}

@@ -48,9 +48,9 @@ class Contest:
     device: str
     options: dict[str, Any]  # further options of Training, e.g. engine or kernels
 
-    def built(self, precision: str, published: bool = False) -> Simulation:
+    def built(self, precision: str, reference: bool = False) -> Simulation:
         """A simulation of the contest, the published way or coterie's."""
-        further = {**self.options, "engine": "reference"} if published else self.options
+        further = {**self.options, "engine": "reference"} if reference else self.options
         training = Training(batch=self.batch, lr=self.lr, precision=precision, device=self.device, **further)  # type: ignore[arg-type]
         return Simulation(registry.method(self.method), self.factory, self.federation, training)
 
@@ -62,7 +62,7 @@ class Timing:
     method: str
     precision: str
     apart: float  # relative distance of the rows after one round in float32
-    published: float
+    reference: float  # of the published way
     first: float
     seconds: float
     samples: float  # a second
@@ -73,11 +73,11 @@ class Timing:
 
     @property
     def ratio(self) -> float:
-        return self.published / self.seconds
+        return self.reference / self.seconds
 
     def over(self, rounds: int) -> float:
         """The ratio of a run of so many rounds, the first one's extra time counted."""
-        return rounds * self.published / (self.first + (rounds - 1) * self.seconds)
+        return rounds * self.reference / (self.first + (rounds - 1) * self.seconds)
 
 
 def median(values: Sequence[float]) -> float:
@@ -107,8 +107,8 @@ def rows_of(simulation: Simulation) -> Tensor:
 def apart(contest: Contest) -> float:
     """The relative distance of the two ways' states after one round in float32."""
     ends = []
-    for published in (False, True):
-        simulation = contest.built("float32", published)
+    for reference in (False, True):
+        simulation = contest.built("float32", reference)
         simulation.round()
         ends.append(rows_of(simulation))
     return float((ends[0] - ends[1]).norm() / ends[1].norm())
@@ -164,7 +164,7 @@ def ceilings(device: str) -> tuple[float, float]:
 
 
 def measure(
-    contest: Contest, precisions: Sequence[str], rates: tuple[float, float], rounds: int = 5, published_rounds: int = 1
+    contest: Contest, precisions: Sequence[str], rates: tuple[float, float], rounds: int = 5, reference_rounds: int = 1
 ) -> Iterable[Timing]:
     """Check that both ways agree, then time one contest in every precision."""
     distance = apart(contest)
@@ -172,7 +172,7 @@ def measure(
         raise CoterieError(f"{contest.method}: the two ways differ by {distance:.1e} after a round; nothing is timed.")
     load = work_of(contest)
     floor = max(load["flop"] / rates[1], load["bytes"] / rates[0])
-    slow = contest.built("float32", published=True)  # `apart` has warmed it up
+    slow = contest.built("float32", reference=True)  # `apart` has warmed it up
     for precision in precisions:
         if contest.device == "cuda":
             torch.cuda.empty_cache()
@@ -180,9 +180,9 @@ def measure(
         fast = contest.built(precision)
         first = timed(fast.round, contest.device, 1)
         base, mine = [], []
-        for turn in range(published_rounds):  # in turn, so that other work on the machine meets both
+        for turn in range(reference_rounds):  # in turn, so that other work on the machine meets both
             base.append(timed(slow.round, contest.device, 1))
-            mine += [timed(fast.round, contest.device, 1) for _ in range(turn, rounds, published_rounds)]
+            mine += [timed(fast.round, contest.device, 1) for _ in range(turn, rounds, reference_rounds)]
         seconds = median(mine)
         yield Timing(
             registry.spelling(registry.method(contest.method)), precision, distance, median(base), first, seconds,
@@ -203,7 +203,7 @@ def run(experiment: Experiment, federation: Federation, watch: Callable[[str], N
     for method in experiment.methods:
         watch(method)
         contest = Contest(method, federation, factory, training.batch, training.lr, kind, further)
-        found += measure(contest, precisions, rates, rounds=10, published_rounds=3)
+        found += measure(contest, precisions, rates, rounds=10, reference_rounds=3)
     return found
 
 
@@ -216,7 +216,7 @@ def table(timings: Sequence[Timing]) -> Table:
     for name in ("method", "precision", "published", "coterie", "ratio", "in 100 rounds", "samples/s", "over floor"):
         made.add_column(name, justify="left" if name in ("method", "precision") else "right")
     for t in timings:
-        made.add_row(t.method, t.precision, f"{t.published:.4f}", f"{t.seconds:.4f}", f"{t.ratio:.1f}",
+        made.add_row(t.method, t.precision, f"{t.reference:.4f}", f"{t.seconds:.4f}", f"{t.ratio:.1f}",
                      f"{t.over(100):.1f}", f"{t.samples:,.0f}", f"{t.floor:.0f}")
     return made
 

@@ -25,6 +25,7 @@ from coterie.report.dead import EXACT, constant, frequent, label_counts, percent
 from coterie.report.series import Floats, over_seeds
 from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, rows, shortly, shown
 from coterie.running.result import Result
+from coterie.running.runs import ALWAYS
 
 BEYOND = 2.0
 """Standard errors that a difference must exceed to be more than noise."""
@@ -166,7 +167,7 @@ def served_worst(results: Sequence[Result], most: int = 3) -> Table | None:
     best = MEAN.best(found)
     values = over_seeds(best.values)
     order = [i for i in np.argsort(best.sign * values, kind="stable") if not np.isnan(values[i])][:most]
-    beside = [case for case in found if case.line.method in ("local", "fedavg") and case.line.stage == SERVED]
+    beside = [case for case in found if case.line.method in ALWAYS and case.line.stage == SERVED]
     columns = [best, *(case for case in beside if case is not best)]
     what = "accuracy in %" if best.line.higher_is_better else "MSE"
     title = f"served worst by {best.name}: test {what}"

@@ -151,7 +151,7 @@ def _method(name: str, group: list[Result], folders: list[Folder], clients: int,
     first = [stage for stage in STAGES if all(stage in run.stages for run in group)]
     return {
         "name": name, "label": label_of(name, SERVED), "labels": {stage: label_of(name, stage) for stage in SEEN},
-        "seeds": [run.seed for run in group], "published": group[0].printed,
+        "seeds": [run.seed for run in group], "printed": group[0].printed,
         "values": {stage: _short(_values(group, stage, clients), 6) for stage in first},
         "curve": _curve(group, first), "tracks": _tracks(group, first, clients, budget),
         "conflicts": _conflicts(group, clients), "few": few(group, folders, clients, POINTS),

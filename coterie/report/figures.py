@@ -19,6 +19,7 @@ from coterie.report.bubbles import INK, SEEN_COLOUR, UNSEEN_COLOUR, label_classe
 from coterie.report.plots import COLOURS, dress, line_style, new_figure
 from coterie.report.series import Floats, thinned
 from coterie.report.table import human_bytes, human_seconds
+from coterie.running.runs import ALWAYS
 
 Data = dict[str, Any]
 
@@ -62,7 +63,7 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
     if any(m["conflicts"] for m in data["methods"]):
         yield "conflicts", _conflicts(data)
     if all(c["train"] is not None for c in data["clients"]):
-        baselines = [_named(data, name) for name in ("fedavg", "local")]
+        baselines = [_named(data, name) for name in reversed(ALWAYS)]
         against = [m for m in baselines if m is not None and (m is not method or stage != SERVED)]
         if against:
             yield "size", _size(data, method, stage, against)

@@ -54,7 +54,7 @@ class Line:
     seconds: float
     rounds: tuple[int, ...]  # the round reported, seed by seed
     steps: float  # local steps a client spends to make the model that is scored
-    published: bool  # whether the method's paper printed this stage
+    printed: bool  # whether the method's paper printed this stage
 
     @property
     def higher_is_better(self) -> bool:
@@ -250,7 +250,7 @@ def _line(runs: Sequence[Result], stage: str, when: When) -> Line:
         seconds=float(np.mean([run.seconds for run in runs])),
         rounds=tuple(run.round_of(stage, when) for run in runs),
         steps=float(np.mean([one.steps.mean() for one in scores])),
-        published=runs[0].printed == stage,
+        printed=runs[0].printed == stage,
     )
 
 
@@ -283,7 +283,7 @@ def _extra(lines: Sequence[Line]) -> tuple[str, ...]:
 
 def _cells(line: Line, extra: Sequence[str]) -> dict[str, str]:
     """What a table shows of a line, by column; the stage is said otherwise."""
-    marks = ("·t" if line.trains_before_use else "") + ("†" if line.published else "")
+    marks = ("·t" if line.trains_before_use else "") + ("†" if line.printed else "")
     spread = f" ± {shown(line, line.mean_spread)}" if line.seeds > 1 else ""
     return {
         "method": f"{line.label} {marks}".strip(),
@@ -378,7 +378,7 @@ def _caption(lines: Sequence[Line], extra: Sequence[str]) -> str:
         notes.append("epsilon: spent by all rounds, at the aggregator's delta.")
     if any(line.trains_before_use for line in lines):
         notes.append("·t: trains before use.")
-    if any(line.published for line in lines):
+    if any(line.printed for line in lines):
         notes.append("†: the stage its paper printed.")
     return "\n".join(notes)
 

@@ -233,9 +233,9 @@ def _side_by_side(wanted: Sequence[_Wanted], shared: _Shared) -> Told[list[Resul
         first = left[0].built or left[0].build(shared)
         size, reason = 1, ""
         if len(wanted) > 1:
-            joins, reason = pays(first.simulation)
+            better, reason = pays(first.simulation)
             room = most_clients(first.simulation)
-            size = max(1, room // max(1, len(first.simulation.selected(0)))) if joins else 1
+            size = max(1, room // max(1, len(first.simulation.selected(0)))) if better else 1
         now, left = left[:size], left[size:]
         for one in now:
             one.built = None
@@ -243,7 +243,7 @@ def _side_by_side(wanted: Sequence[_Wanted], shared: _Shared) -> Told[list[Resul
         for driver in drivers:
             if reason:
                 together = f"{len(now)} runs in one stack" if len(now) > 1 else "alone"
-                driver.simulation.choices["join"] = f"{together}: {reason}"
+                driver.simulation.choices["together"] = f"{together}: {reason}"
         with _stop_on_ctrl_c() as asked:
             courses = [driver.drive(asked.is_set) for driver in drivers]
             if len(courses) > 1:

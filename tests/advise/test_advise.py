@@ -39,7 +39,7 @@ def test_each_population_gets_the_family_that_was_expected(name):
     """Written down before the pilot was built; the populations' structure is stated in tests/populations.py."""
     population = getattr(populations, name)()
     pilot = pilot_on(population, rounds=16, seeds=1)
-    assert pilot.advice.family in EXPECTED[name]
+    assert pilot.advice.way in EXPECTED[name]
     assert pilot.findings.newcomers_held_out == population.unseen
     if name == "businesses":  # customers of one type have the same answers, those of different types do not
         assert pilot.findings.clusters.count >= 3
@@ -47,7 +47,7 @@ def test_each_population_gets_the_family_that_was_expected(name):
     if name == "hospitals":
         assert not pilot.findings.clusters.exist  # no two hospitals alike, by construction
     said = " ".join(report.sentences(pilot))
-    assert f"Take {pilot.advice.family}" in said
+    assert f"Take {pilot.advice.way}" in said
     assert ("clients held out" in said) == (population.unseen > 0)
 
 
@@ -87,7 +87,7 @@ def test_regression_is_judged_by_its_error():
     data = Federation.from_clients(clients, val=0.2)
     pilot = advise(model("linear", (3,), 1), data, rounds=4, seeds=1, lr=0.1, device="cpu", newcomers="none")
     assert pilot.findings.metric == "loss"
-    assert pilot.advice.family not in ("shared", "conflict-free")
+    assert pilot.advice.way not in ("shared", "conflict-free")
     assert "an error of" in " ".join(report.sentences(pilot))
     by_label = {s.candidate.label: s.value for s in pilot.advice.standings}
     assert by_label["fedavg"] < -0.5  # the mean of opposite slopes is 0, whose error is x's variance, 1
@@ -131,13 +131,13 @@ CLOUD = PullClusters(1, 0.3, 0.28, 1.2, (0,) * 8)
 def told(*values, noise=0.0, clusters=CLOUD, stages=("served",) * 9):
     """What is said of methods with these scores, for 8 clients and 2 seeds, from the simplest to the most involved."""
     names = ("local", "fedavg", "fedper", "ifca:models=2")
-    families = ("local", "shared", "decoupling", "clustering")
+    ways = ("local", "shared", "decoupling", "clustering")
     rng = np.random.default_rng(0)
     made = tuple(
-        Candidate(name, stage, "fine-tuning" if (name, stage) == ("fedavg", "adapted") else family,
+        Candidate(name, stage, "fine-tuning" if (name, stage) == ("fedavg", "adapted") else way,
                   np.clip(value + noise * rng.standard_normal((2, 8)), 0, 1), np.zeros((2, 0)), value, value,
                   float("nan"), 100.0)
-        for name, family, value, stage in zip(names, families, values, stages, strict=False)
+        for name, way, value, stage in zip(names, ways, values, stages, strict=False)
     )
     found = Findings(made, Shift(0.1, 0.1, 0.0), clusters, 8, 0, (30, 40), "accuracy", "none", "mean",
                      np.full(8, 0.2))
@@ -174,7 +174,7 @@ def test_no_word_of_statistics_is_printed():
 
 def test_the_name_of_fine_tuned_fedavg_is_explained():
     pilot = told(0.3, 0.8, stages=("served", "adapted"))
-    assert pilot.advice.family == "fine-tuning"
+    assert pilot.advice.way == "fine-tuning"
     go_on = report.command(pilot, Experiment(), [], False)
     assert "compare fedavgft " in go_on
     assert "`fedavgft` is FedAvg + fine-tune" in report.markdown(pilot, go_on)
@@ -218,8 +218,8 @@ def test_the_command_prints_and_writes_the_advice(tmp_path):
     assert f"**Take {record['family']}" in page
     assert record["newcomers_held_out"] == 2  # 15 % of 10
     assert record["clients"] == 8
-    families = {c["family"] for c in record["candidates"]}
-    assert families >= {"local", "shared", "fine-tuning", "decoupling", "interpolation", "meta-learning", "clustering"}
+    ways = {c["family"] for c in record["candidates"]}
+    assert ways >= {"local", "shared", "fine-tuning", "decoupling", "interpolation", "meta-learning", "clustering"}
     assert record["command"] in done.stdout
     assert record["command"] in page
     again = record["command"].split()

@@ -207,7 +207,7 @@ def test_seeds_that_share_a_stack_are_stopped_and_resumed_to_the_same_rows(tmp_p
     _, said = running.communicate(timeout=60)
     folders = [Folder(tmp_path / "cut" / "fedavg" / f"seed{seed}") for seed in range(3)]
     assert not any(folder.finished for folder in folders)  # they were under way together
-    assert all(folder.config()["choices"]["join"].startswith("3 runs in one stack") for folder in folders)
+    assert all(folder.config()["choices"]["together"].startswith("3 runs in one stack") for folder in folders)
     if how == signal.SIGINT:
         assert running.returncode == 130
         assert "resume" in said

@@ -9,7 +9,9 @@ from pathlib import Path
 import sites as toy
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from coterie.cli import app
 from coterie.flower.job import Job
 
 OLD = Path(__file__).parents[1] / "end_to_end" / "old_runs"
@@ -24,3 +26,19 @@ def test_the_last_round_gives_what_the_old_version_reached(tmp_path):
     expected = load_file(OLD / "whole" / "flower.safetensors")
     assert found.keys() == expected.keys()
     torch.testing.assert_close(found["server.row"], expected["server.row"], rtol=1e-9, atol=1e-12)
+
+
+def test_the_servers_folder_is_shown_and_reported(tmp_path):
+    """It stopped after two of three rounds; all four sites were there and merged in the second one."""
+    folder = shutil.copytree(OLD / "flower" / "server", tmp_path / "server")
+
+    def said(*words):
+        done = CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "ditto" in said("show", folder)
+    assert "2 of 3 rounds done" in said("status", folder)
+    assert all(name in said("status", folder) for name in toy.NAMES)
+    said("report", folder, "-o", tmp_path / "page.html")
+    assert "ditto" in (tmp_path / "page.html").read_text()

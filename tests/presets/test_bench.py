@@ -34,8 +34,8 @@ def test_both_ways_reach_the_same_rows(method):
 
 def test_a_round_is_timed_both_ways():
     """Three precisions would be three lines; here it is one, with both times and what they amount to."""
-    (timing,) = bench.measure(contest("fedavg"), ["float32"], (1e9, 1e9), rounds=2, published_rounds=1)
-    assert timing.ratio == timing.published / timing.seconds
+    (timing,) = bench.measure(contest("fedavg"), ["float32"], (1e9, 1e9), rounds=2, reference_rounds=1)
+    assert timing.ratio == timing.reference / timing.seconds
     assert timing.seconds > 0
     trained = contest("fedavg").federation.sizes("train").sum()  # one epoch: every training sample once
     assert timing.samples * timing.seconds == pytest.approx(trained)
@@ -67,9 +67,9 @@ class Noting(nn.Module):
 def test_the_published_way_computes_in_float32_beside_a_faster_precision():
     """It was timed in TF32 on a GPU: the simulation in tf32, built after it, set a switch of the whole process."""
     either = contest("fedavg", Noting, engine="stack")
-    published, fast = either.built("float32", published=True), either.built("tf32")
-    assert published.choices["engine"] == "reference"
-    for simulation, rounded in ((published, False), (fast, True), (published, False)):
+    reference, fast = either.built("float32", reference=True), either.built("tf32")
+    assert reference.choices["engine"] == "reference"
+    for simulation, rounded in ((reference, False), (fast, True), (reference, False)):
         Noting.seen.clear()
         simulation.round()
         assert Noting.seen

@@ -85,3 +85,11 @@ def test_numbers_by_model_are_logged_one_by_one(run):
     assert {name for name in told if name.startswith("method/")} == {
         "method/opposing", "method/g", "method/mass_1", "method/mass_2",
     }
+
+
+def test_numbers_of_a_name_of_the_methods_own_are_logged_too(run):
+    """Only three names were known, so `load` would have made no curve."""
+    folder = run(Loaded())
+    record = folder.rounds()[-1]
+    told = dict(logs._of_round(record, words(folder)))
+    assert [told[f"method/load_{k}"] for k in (1, 2, 3)] == record["report"]["load"]

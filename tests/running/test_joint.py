@@ -185,7 +185,7 @@ def test_a_comparison_joined_is_the_comparison_one_after_another(tmp_path):
         for a, b in zip(mine, theirs, strict=True):
             for stage in a.stages:
                 np.testing.assert_allclose(a.stages[stage].test["loss"], b.stages[stage].test["loss"], rtol=1e-5)
-        chosen = [Folder(path).config()["choices"]["join"] for path in (one, other)]
+        chosen = [Folder(path).config()["choices"]["together"] for path in (one, other)]
         assert chosen[0] == f"{6 if 'fedprox' in str(one) else 3} runs in one stack: together=on"
         assert chosen[1] == "alone: together=off"
         seconds = [sum(r["seconds"] for r in Folder(path).rounds()) for path in (one, other)]
@@ -301,7 +301,7 @@ def test_runs_beyond_the_room_wait_for_the_next_stack(tmp_path, monkeypatch):
     """Room for two runs' clients: five seeds are three stacks, of two, two and one."""
     monkeypatch.setattr(pays, "MOST", 2 * 4)
     compared(["fedavg"], tmp_path, together="on", seeds=5, rounds=1)
-    said = [Folder(tmp_path / "fedavg" / f"seed{seed}").config()["choices"]["join"] for seed in range(5)]
+    said = [Folder(tmp_path / "fedavg" / f"seed{seed}").config()["choices"]["together"] for seed in range(5)]
     assert [text.partition(":")[0] for text in said] == [*["2 runs in one stack"] * 4, "alone"]
 
 

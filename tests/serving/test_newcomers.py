@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 import coterie
 from coterie import cli, registry
-from coterie.contract.records import Models
+from coterie.contract.method import Method
+from coterie.contract.records import Models, Nothing, Record
 from coterie.data import digits, partition
 from coterie.errors import CoterieError
 from coterie.models import model
@@ -205,6 +207,35 @@ def test_the_fallback_is_the_model_used_most_however_many_clients_there_are():
     rows = torch.arange(6.0).reshape(3, 2)
     report = {"alpha": [0.8, 0.1, 0.1], "clients": [9, 1, 2], "mass": [0.2, 0.3, 0.5]}
     assert torch.equal(registry.method("fedfew:models=3").fallback(Models(rows), None, report), rows[2])
+
+
+class Grouped(Method):
+    """Says who is in which cluster, whatever its state calls that."""
+
+    newcomer = "the model of its group"
+
+    def clusters(self, server):
+        return server.group
+
+    def few(self, server):
+        return server.centres
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups(Record):
+    group: torch.Tensor
+    centres: torch.Tensor
+
+
+def test_a_newcomers_cluster_is_what_the_method_says():
+    """The fifth client is in group 1 with two of the four before it. Fields called cluster and rows were looked for."""
+    state = Groups(torch.tensor([0, 1, 0, 1, 1]), torch.zeros(2, 3))
+    nothing = Nothing()
+    came = SimpleNamespace(server=SimpleNamespace(method=Grouped(), state=state), rows=torch.zeros(1, 3),
+                           payload=nothing, told=nothing, mine=nothing)
+    facts, why = newcomers._explained(came, SimpleNamespace(n=[7]), 4)
+    assert facts["cluster"] == {"chosen": 1, "clusters": 2, "members": 2}
+    assert why[1].startswith("It went to cluster 1 of 2")
 
 
 def test_a_newcomers_table_is_encoded_as_the_runs_was(tmp_path, monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from math import prod
@@ -17,6 +16,7 @@ from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import SPLIT_WORDS, TEST, TRAIN, VAL, Array, Piece, Source, collect, cut
 from coterie.data.readers.problems import Problems, reading
 from coterie.errors import CoterieError, NoLabels
+from coterie.files import read_json
 
 KNOWN = ("x", "y", "client", "split")
 KIND = "an .npz file of plain arrays"
@@ -210,8 +210,8 @@ def _client_files(path: Path, problems: Problems) -> list[tuple[Path, str, int]]
 
 def _configured(path: Path) -> set[str]:
     """The clients that config.json speaks of."""
-    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-        told = json.loads((path / "config.json").read_text()).get("num_clients")
+    with suppress(CoterieError):
+        told = read_json(path / "config.json").get("num_clients")
         if type(told) is int and 0 <= told <= 10**6:
             return {str(i) for i in range(told)}
     return set()

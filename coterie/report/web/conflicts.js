@@ -52,27 +52,10 @@ function conflicts() {
       el(
         "div",
         { class: "panel" },
-        el(
-          "div",
-          { class: "tools" },
-          el(
-            "label",
-            {},
-            "Cosines of ",
-            el(
-              "select",
-              {
-                id: "conflict-method",
-                onchange: (event) => {
-                  state.conflict = event.target.value;
-                  conflicts();
-                  $("conflict-method").focus();
-                },
-              },
-              withMatrix.map((one) => el("option", { value: one.name, selected: one === m }, one.label)),
-            ),
-          ),
-        ),
+        chooser("conflict-method", "Cosines of ", withMatrix, m, (name) => {
+          state.conflict = name;
+          conflicts();
+        }),
         el(
           "p",
           { class: "sub" },

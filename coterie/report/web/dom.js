@@ -14,4 +14,13 @@ function el(tag, attrs, ...children) {
   return node;
 }
 const s = (tag, attrs, ...children) => el("svg:" + tag, attrs, ...children);
+// A menu of methods; what lies beside it stands in the same line.
+function chooser(id, words, having, now, choose, ...beside) {
+  const onchange = (event) => {
+    choose(event.target.value);
+    $(id).focus();
+  };
+  const options = having.map((one) => el("option", { value: one.name, selected: one === now }, one.label));
+  return el("div", { class: "tools" }, el("label", {}, words, el("select", { id, onchange }, options)), ...beside);
+}
 const short = (text, most) => (text.length > most ? text.slice(0, Math.max(4, most - 1)) + "…" : text);

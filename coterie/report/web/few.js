@@ -18,26 +18,15 @@ function few() {
     parts = [];
   const names = Array.from({ length: K }, (_, k) => `model ${k + 1}`);
   parts.push(
-    el(
-      "div",
-      { class: "tools" },
-      el(
-        "label",
-        {},
-        "Models of ",
-        el(
-          "select",
-          {
-            id: "few-method",
-            onchange: (event) => {
-              state.few = event.target.value;
-              few();
-              $("few-method").focus();
-            },
-          },
-          having.map((one) => el("option", { value: one.name, selected: one === m }, one.label)),
-        ),
-      ),
+    chooser(
+      "few-method",
+      "Models of ",
+      having,
+      m,
+      (name) => {
+        state.few = name;
+        few();
+      },
       f.end ? el("span", { class: "count" }, `${counted(K, "model")}, seed ${f.seed}`) : null,
     ),
   );

@@ -44,7 +44,7 @@ function table() {
       el("span", { class: "dot", style: `background:${colour(place(l.method))}` }),
       l.label,
       l.stage === SERVED && l.steps > 0 ? el("small", { title: "trains before use" }, " ·t") : null,
-      l.published ? el("small", { title: "the stage its paper printed" }, " †") : null,
+      l.printed ? el("small", { title: "the stage its paper printed" }, " †") : null,
     ],
     stage: (l) => l.stage,
     mean: (l) => [

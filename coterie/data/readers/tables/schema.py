@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from coterie.data.readers.problems import reading
 from coterie.errors import CoterieError
+from coterie.files import read_json, write_json
 
 Encoding = dict[str, Any]
 """`columns` {name: its categories, or null for numbers}, `label` and `client` (columns, the second perhaps null),
@@ -19,8 +19,8 @@ def read_schema(path: str | None) -> Encoding | None:
     if path is None or not Path(path).exists():
         return None
     with reading(path, "a schema"):
-        held = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(held, dict) or not isinstance(held.get("columns"), dict) or "classes" not in held:
+        held = read_json(Path(path))
+        if not isinstance(held.get("columns"), dict) or "classes" not in held:
             raise ValueError("columns and classes are expected")
         if not all(isinstance(held.get(role, ""), str | None) for role in ("label", "client")):
             raise ValueError("label and client are names of columns")
@@ -39,7 +39,7 @@ def read_schema(path: str | None) -> Encoding | None:
 
 def write_schema(path: Path, encoding: Encoding) -> None:
     try:
-        path.write_text(json.dumps(encoding, indent=1) + "\n", encoding="utf-8")
+        write_json(path, encoding, indent=1)
     except OSError as error:
         raise CoterieError(f"the schema {path} cannot be written: {error.strerror}.") from error
 
