@@ -25,8 +25,8 @@ from coterie.flower.job import Job, fresh_id
 from coterie.flower.plan import Plan
 from coterie.flower.policy import Policy
 from coterie.flower.processes import CLIENT_APP, SERVER_APP, Address, SuperLink, supervise
-from coterie.running.config import Training
 from coterie.running.folder import Folder
+from coterie.running.training import Training
 
 SITES = ("east", "north", "south", "west")
 BY_HAND = '''

@@ -26,8 +26,8 @@ import torch
 from coterie import registry
 from coterie.data import Federation
 from coterie.models import MLP
-from coterie.running.config import Training
 from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 
 FEATURES, CLASSES = 784, 10
 

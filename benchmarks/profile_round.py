@@ -15,9 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from coterie import registry
-from coterie.running.config import Training
 from coterie.running.experiment import Experiment
 from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 TO_HOST = "Memcpy DtoH"

@@ -22,8 +22,8 @@ import torch
 from coterie.data import Federation, partition
 from coterie.options import build
 from coterie.presets.bench import METHODS, Contest, ceilings, measure
-from coterie.running.config import Training
 from coterie.running.experiment import Experiment
+from coterie.running.training import Training
 
 
 def federation(options: argparse.Namespace) -> tuple[Federation, Experiment]:

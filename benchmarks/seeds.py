@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from coterie import registry
-from coterie.running.config import Training
 from coterie.running.experiment import Experiment
-from coterie.running.joint import Course, Settle, Stack, alone
-from coterie.running.pays import most_clients, step_flop
 from coterie.running.simulation import Simulation
+from coterie.running.together import Course, Settle, Stack, alone
+from coterie.running.together_pays import most_clients, step_flop
+from coterie.running.training import Training
 
 
 def working(simulation: Simulation, rounds: int, evaluate_every: int) -> Course[None]:

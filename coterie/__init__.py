@@ -30,10 +30,10 @@ if TYPE_CHECKING:  # what `_PLACES` says, for readers that do not run the code
     from coterie.contract.shapes import Clustered, FewModels, Personal
     from coterie.data import Federation
     from coterie.errors import CoterieError
-    from coterie.running.config import Training
     from coterie.running.experiment import experiment
     from coterie.running.result import Result
     from coterie.running.runs import compare, run
+    from coterie.running.training import Training
 else:
     from importlib import import_module
     from importlib.util import find_spec
@@ -47,7 +47,7 @@ else:
         "coterie.contract.shapes": ("Clustered", "FewModels", "Personal"),
         "coterie.data": ("Federation",),
         "coterie.errors": ("CoterieError",),
-        "coterie.running.config": ("Training",),
+        "coterie.running.training": ("Training",),
         "coterie.running.experiment": ("experiment",),
         "coterie.running.result": ("Result",),
         "coterie.running.runs": ("compare", "run"),

@@ -24,7 +24,7 @@ from typing import Any
 
 import coterie
 from coterie import data
-from coterie.running.config import Training
+from coterie.running.training import Training
 
 HERE = Path(__file__).parent
 PAGE = HERE / "architecture.md"

@@ -13,9 +13,9 @@ from torch import nn
 
 from coterie import registry, streams
 from coterie.data import Federation
-from coterie.running.config import Training
-from coterie.running.joint import Stack, alone
 from coterie.running.simulation import Simulation
+from coterie.running.together import Stack, alone
+from coterie.running.training import Training
 
 torch.set_num_threads(1)  # the tensors are tiny, and the tests run in parallel
 

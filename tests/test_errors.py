@@ -9,7 +9,7 @@ from coterie.data import Federation
 from coterie.errors import CoterieError, counted
 from coterie.flower.policy import Policy
 from coterie.report.bubbles import _title
-from coterie.report.data import gather
+from coterie.report.contents import gather
 
 
 def test_a_count_has_its_noun_in_the_right_number():

@@ -126,7 +126,7 @@ ONE_PLACE = {
     "baselines": (r"\((\"local\", \"fedavg\"|\"fedavg\", \"local\")\)", {"running/runs.py"}),
     "drawing again": (r"for _ in range\(tries\)", {"data/partition.py", "engine/trial.py"}),  # a trial is no draw
     "thinning": (r"np\.unique\(np\.linspace|linspace\(.*\.round\(\)", {"report/series.py"}),
-    "numbers by model": (r"\"clients_per_model\"", {"contract/shapes.py", "methods/ifca.py", "report/few.py"}),
+    "numbers by model": (r"\"clients_per_model\"", {"contract/shapes.py", "methods/ifca.py", "report/few_models.py"}),
     "the type of rows": (r"float64 if .*precision", {"engine/arithmetic.py"}),
 }
 """What has one rule: how a copy of it would begin, and where the rule stands."""

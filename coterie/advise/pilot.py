@@ -22,9 +22,9 @@ from coterie.evaluation.summary import summarise
 from coterie.options import build
 from coterie.running import runs
 from coterie.running.clients import ModelLike
-from coterie.running.config import Training
 from coterie.running.result import Result
 from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 
 WAYS = {
     "local": "local", "fedavg": "shared", "feddyn": "shared", "fedper": "decoupling", "perfedavg": "meta-learning",

@@ -18,10 +18,10 @@ import coterie
 from coterie.errors import CoterieError, Interrupted, unknown
 
 PLACES = {
-    "run": "run", "compare": "run", "show": "look", "report": "look", "watch": "look", "resume": "run",
-    "advise": "advise", "data": "look", "methods": "look", "check": "look", "options": "look", "presets": "look",
+    "run": "run", "compare": "run", "show": "show", "report": "show", "watch": "show", "resume": "run",
+    "advise": "advise", "data": "show", "methods": "show", "check": "show", "options": "show", "presets": "show",
     "personalize": "serve", "export": "serve", "keys": "flower", "server": "flower", "client": "flower",
-    "status": "flower", "bench": "measure", "textbook": "measure",
+    "status": "flower", "bench": "bench", "textbook": "bench",
 }
 """Every command, in the order of --help, and the module of this folder that holds it."""
 

@@ -10,8 +10,8 @@ import typer
 
 from coterie import presets
 from coterie.errors import CoterieError
-from coterie.running.config import Training
 from coterie.running.experiment import DEFAULT_PARTITION, Experiment
+from coterie.running.training import Training
 
 
 def by_default(text: str, of: type[Any], name: str) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from coterie.cli.app import screen
 from coterie.data import Federation
-from coterie.report.answer import verdict
 from coterie.report.table import beside_paper, comparison
 from coterie.report.table import newcomers as newcomers_table
+from coterie.report.verdict import verdict
 from coterie.running.experiment import Experiment, read_experiment
 from coterie.running.result import Result
 from coterie.running.saved import Saved

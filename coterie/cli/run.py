@@ -37,10 +37,10 @@ from coterie.errors import CoterieError
 from coterie.report import logs
 from coterie.report.progress import Live
 from coterie.report.table import by_method, to_csv
-from coterie.running.config import Training
 from coterie.running.experiment import DEFAULT_METHODS, Experiment, check_clients
 from coterie.running.folder import fresh
 from coterie.running.result import Result
+from coterie.running.training import Training
 
 
 @command("run")

@@ -31,10 +31,10 @@ def personalize_command(
 
     Also says how good it will be.
     """
-    from coterie.serving import handout
+    from coterie.serving import personalize
 
     opened = opened_run(run, model)
-    print(handout.hand_out(opened, data, out, client, adapt, future, seed, report))
+    print(personalize.hand_out(opened, data, out, client, adapt, future, seed, report))
 
 
 @command("export")

@@ -15,7 +15,7 @@ from coterie.flower.job import Job, fresh_id
 from coterie.flower.policy import Policy
 from coterie.options import build
 from coterie.registry import method, spelling
-from coterie.running.config import Training
+from coterie.running.training import Training
 
 PLAN = "plan.json"
 """The plan in the server's folder."""

@@ -27,9 +27,9 @@ from coterie.engine.packing import Packed
 from coterie.engine.resident import Resident
 from coterie.errors import CoterieError
 from coterie.running.clients import device
-from coterie.running.config import Training
 from coterie.running.experiment import Experiment
 from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 
 METHODS = ("fedavg", "fedrep:pfllib", "ditto", "fedfew:official,models=1", "fedfew:official",
            "fedfew:official,models=10", "cwfedavg", "fedavg+confree")

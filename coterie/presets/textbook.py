@@ -27,8 +27,8 @@ from coterie.evaluation.stages import SERVED
 from coterie.models import Linear
 from coterie.report.bubbles import INK
 from coterie.report.plots import COLOURS, dress, new_figure
-from coterie.running.config import Training
 from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 
 SIZES = (5, 10, 14, 20, 30, 50, 100, 200, 2000)
 WEIGHTS = tuple(step / 10 for step in range(11))

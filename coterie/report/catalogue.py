@@ -23,8 +23,8 @@ from coterie.errors import unknown
 from coterie.options import options, spelled
 from coterie.report import notation
 from coterie.report.table import markdown_table
-from coterie.running.config import Training
 from coterie.running.experiment import Experiment
+from coterie.running.training import Training
 
 Entry = Method | Aggregator
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from coterie.errors import CoterieError, unknown
 from coterie.evaluation.summary import summarise
-from coterie.report.few import words
+from coterie.report.few_models import words
 from coterie.running.folder import Folder
 from coterie.running.runs import Progress
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import CoterieError
-from coterie.report.data import gather
+from coterie.report.contents import gather
 from coterie.report.figures import draw
 
 SCRIPTS = (

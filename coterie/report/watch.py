@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any
 
 from coterie.errors import CoterieError
-from coterie.report.data import gather
+from coterie.report.contents import gather
 from coterie.report.page import page
 from coterie.running.experiment import EXPERIMENT
 from coterie.running.folder import inside

@@ -16,8 +16,8 @@ from coterie.contract import records
 from coterie.contract.cohort import Cohort
 from coterie.contract.records import Record, Upload
 from coterie.running.clients import deploy, introduce, join
-from coterie.running.joint import Call, Course
 from coterie.running.server import Server
+from coterie.running.together import Call, Course
 
 
 def admitting(server: Server, ids: Tensor, cohorts: Iterable[Cohort]) -> Course[Server]:

@@ -15,8 +15,8 @@ from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.evaluation.stages import ADAPTED, unseen
 from coterie.running.clients import local
-from coterie.running.config import Training
 from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 
 SIZES = (12, 7, 9, 1, 6, 10)
 """Training samples of the clients; the last two are there where newcomers are tried, and take no part in training."""

@@ -23,7 +23,7 @@ from coterie.engine import choose
 from coterie.engine.arithmetic import Arithmetic
 from coterie.errors import CoterieError
 from coterie.evaluation.stages import ADAPTED, SEEN
-from coterie.running.config import Training
+from coterie.running.training import Training
 
 ModelLike = nn.Module | Callable[[], nn.Module]
 
@@ -122,7 +122,7 @@ class Clients:
         return travel
 
 
-# -- what clients compute: `function(method, cohort, *records)`, see `running.joint` ----------------------------------
+# -- what clients compute: `function(method, cohort, *records)`, see `running.together` -------------------------------
 
 Measured = tuple[dict[str, Tensor], dict[str, Tensor], IntArray]
 """One stage of some clients: metrics `[C]` on test and on validation data, and the steps spent on the model `[C]`."""

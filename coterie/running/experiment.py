@@ -21,11 +21,11 @@ from coterie.contract.method import Method
 from coterie.data import Federation, Source, churn, load, natural, partition, published, spelled
 from coterie.errors import CoterieError, counted, unknown
 from coterie.options import build, options, parse_options
-from coterie.running.config import Training
 from coterie.running.folder import environment
 from coterie.running.result import Result
 from coterie.running.runs import Prepared, Watch, prepare_comparison, prepare_run, with_baselines
 from coterie.running.spec import RunSpec
+from coterie.running.training import Training
 
 DEFAULT_PARTITION = "dirichlet:alpha=0.5"
 DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")

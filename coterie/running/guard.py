@@ -23,7 +23,7 @@ from coterie.contract.records import Record
 from coterie.errors import CoterieError, counted
 from coterie.privacy import account
 from coterie.privacy.noise import normal
-from coterie.running.config import Training
+from coterie.running.training import Training
 
 _accounts = cache(account.Account)
 

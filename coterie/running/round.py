@@ -13,7 +13,7 @@ from coterie.contract.algebra import between, cosines, opposing
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
 from coterie.contract.records import Record
-from coterie.running.config import Training
+from coterie.running.training import Training
 
 COMPARED = 256
 """Participants of a round whose updates are compared pair by pair, at most."""

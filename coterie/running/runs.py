@@ -22,14 +22,14 @@ from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import validation_score
 from coterie.options import build, respelled
 from coterie.running import checkpoint
-from coterie.running.config import Training
 from coterie.running.folder import Folder
-from coterie.running.joint import Course, News, Settle, Stack, Told, kin, telling
-from coterie.running.pays import most_clients, pays
 from coterie.running.result import Result
 from coterie.running.server import Server
 from coterie.running.simulation import ModelLike, Simulation
 from coterie.running.spec import RunSpec
+from coterie.running.together import Course, News, Settle, Stack, Told, kin, telling
+from coterie.running.together_pays import most_clients, pays
+from coterie.running.training import Training
 
 ALWAYS = ("local", "fedavg")
 """Methods every comparison holds: Local, and FedAvg, whose `adapted` stage is FedAvg + fine-tune."""

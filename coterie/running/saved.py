@@ -16,12 +16,12 @@ from coterie.contract.method import Method
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
 from coterie.running import checkpoint
-from coterie.running.config import Training
 from coterie.running.experiment import EXPERIMENT, Experiment, read_experiment
 from coterie.running.folder import Folder
 from coterie.running.server import Server
 from coterie.running.simulation import Simulation
 from coterie.running.spec import RunSpec
+from coterie.running.training import Training
 
 
 @dataclass(frozen=True)

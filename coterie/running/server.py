@@ -21,9 +21,9 @@ from coterie.contract.records import Each, Record, Upload
 from coterie.errors import CoterieError
 from coterie.privacy.noise import lot
 from coterie.running import checkpoint
-from coterie.running.config import Training
 from coterie.running.guard import Guard
 from coterie.running.round import seen
+from coterie.running.training import Training
 
 STATE, CLIP = "server", "privacy.clip"
 """What a checkpoint calls the server's tensors (`server.row`, ...) and the clip of a private run."""

@@ -35,10 +35,10 @@ from coterie.running.clients import (
     score,
     score_newcomers,
 )
-from coterie.running.config import Training
-from coterie.running.joint import Call, Course, alone
 from coterie.running.round import Round
 from coterie.running.server import Server, chance, record_class
+from coterie.running.together import Call, Course, alone
+from coterie.running.training import Training
 
 __all__ = ["ModelLike", "Simulation"]
 

@@ -20,7 +20,7 @@ from coterie.contract.method import Method
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
 from coterie.options import build, parse_options
-from coterie.running.config import Training
+from coterie.running.training import Training
 
 LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 """Layers that take tokens."""

@@ -25,8 +25,8 @@ from coterie.errors import CoterieError
 from coterie.running import arrival
 from coterie.running.arrival import Arrival
 from coterie.running.clients import Clients
-from coterie.running.config import Training
 from coterie.running.saved import Saved, anywhere
+from coterie.running.training import Training
 from coterie.serving.estimate import (
     FOLDS,
     INNER,

@@ -87,7 +87,7 @@ import numpy as np
 
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import Piece, Source, collect, names
-from coterie.data.readers.problems import Problems
+from coterie.data.readers.refusals import Problems
 
 
 def lines(path: str | Path, *, skip: bool = False, factor: float = 1.0) -> Source:

@@ -25,9 +25,9 @@ from coterie.options import build, parse_options
 from coterie.report.table import comparison
 from coterie.report.table import newcomers as newcomers_table
 from coterie.running import checkpoint, saved
-from coterie.running.config import Training
 from coterie.running.experiment import Experiment, with_settings
 from coterie.running.folder import Folder
+from coterie.running.training import Training
 
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 50), st.sampled_from([10**30, -(10**30), 2**63]), st.floats(),

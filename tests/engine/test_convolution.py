@@ -13,8 +13,8 @@ from coterie import models, registry
 from coterie.data import Federation
 from coterie.engine import convolution
 from coterie.engine.convolution import StackedConvolutions
-from coterie.running.config import Training
 from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 
 here = pytest.mark.skipif(
     not ((torch.cuda.is_available() or convolution.INTERPRETED) and convolution.available()),

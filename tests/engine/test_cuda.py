@@ -9,9 +9,9 @@ from coterie import models, registry
 from coterie.contract.records import Model
 from coterie.data import Federation
 from coterie.engine import waves
-from coterie.running.config import Training
-from coterie.running.joint import Stack, alone
 from coterie.running.simulation import Simulation
+from coterie.running.together import Stack, alone
+from coterie.running.training import Training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -15,8 +15,8 @@ from coterie.engine import convolution, trial
 from coterie.engine.convolution import StackedConvolutions
 from coterie.engine.direct import Chain
 from coterie.errors import CoterieError
-from coterie.running.config import Training
 from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 
 HOST = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

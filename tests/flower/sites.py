@@ -12,8 +12,8 @@ from coterie.flower.policy import Policy
 from coterie.flower.rounds import serve
 from coterie.flower.site import Site
 from coterie.flower.wire import Failure
-from coterie.running.config import Training
 from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 
 __all__ = ["Failure"]
 NAMES = ("berlin", "lyon", "oslo", "turin")  # sorted, so that both engines number them alike

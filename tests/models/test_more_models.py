@@ -11,8 +11,8 @@ from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.models import FastText, ResNet18, SensorCNN, TextCNN, model
 from coterie.registry import method
-from coterie.running.config import Training
 from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 
 
 def parameters(module: nn.Module) -> int:

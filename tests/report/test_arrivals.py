@@ -8,7 +8,7 @@ import pytest
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.report.arrivals import newcomers, schedule
-from coterie.report.data import gather
+from coterie.report.contents import gather
 from coterie.report.figures import figures
 from coterie.report.page import page
 from coterie.running.folder import Folder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from chromium import SIZES, chromium, opened, screenshots
 
-from coterie.report.data import gather
+from coterie.report.contents import gather
 from coterie.report.figures import focus
 from coterie.report.page import page as html
 from coterie.report.table import number, rows

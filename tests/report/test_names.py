@@ -6,7 +6,7 @@ from chromium import chromium, opened
 
 from coterie.data import Federation, digits, partition
 from coterie.report.bubbles import bubbles
-from coterie.report.data import gather
+from coterie.report.contents import gather
 from coterie.report.figures import figures
 from coterie.report.page import page as html
 

@@ -17,11 +17,11 @@ from coterie.data import Federation, digits, partition
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.models import model
-from coterie.report.answer import answer, cases, paired_error, worst_error
-from coterie.report.data import gather
-from coterie.report.few import judged, worth
+from coterie.report.contents import gather
+from coterie.report.few_models import judged, worth
 from coterie.report.figures import figures
 from coterie.report.page import page, write
+from coterie.report.verdict import answer, cases, paired_error, worst_error
 from coterie.running.experiment import Experiment
 from coterie.running.folder import Folder
 from coterie.running.result import Result

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
-from coterie.report.answer import served_worst, verdict
 from coterie.report.table import Line, comparison, human_bytes, human_seconds, markdown, number, rows, to_csv
+from coterie.report.verdict import served_worst, verdict
 from coterie.running.result import Result
 
 

@@ -8,8 +8,8 @@ import torch
 
 from coterie.running import arrival
 from coterie.running.clients import Clients
-from coterie.running.joint import alone
 from coterie.running.server import Server
+from coterie.running.together import alone
 
 METHODS = ["fedavg", "fedfew:models=2", "ifca:models=2", "pacfl", "cfl", "ditto", "fedrep", "pfedhn", "fedala", "fesem"]
 

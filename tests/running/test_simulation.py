@@ -16,7 +16,7 @@ from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedper import FedPer
-from coterie.running.config import Training
+from coterie.running.training import Training
 
 METHODS = sorted(registry.methods())
 

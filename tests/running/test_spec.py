@@ -10,9 +10,9 @@ import coterie
 from coterie.data import digits
 from coterie.errors import CoterieError
 from coterie.flower.job import Job
-from coterie.running.config import Training
 from coterie.running.experiment import Experiment
 from coterie.running.spec import RunSpec
+from coterie.running.training import Training
 
 SPEC = RunSpec("fedfew:models=2", "mlp:hidden=4", (1, 8, 8), 10, 10, Training(rounds=3, lr=0.1), "head")
 TABLE = RunSpec("ditto", "linear", (3,), 2, 2, dtype="float32", class_names=("ill", "well"), encoding={"columns": {}})

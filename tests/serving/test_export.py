@@ -15,7 +15,7 @@ from coterie.errors import CoterieError
 from coterie.models import model
 from coterie.running.saved import Saved
 from coterie.serving import export, portable
-from coterie.serving.handout import hand_out
+from coterie.serving.personalize import hand_out
 
 ENDINGS = {"safetensors": "safetensors", "torchscript": "pt", "torch-export": "pt2", "onnx": "onnx"}
 

@@ -20,8 +20,8 @@ from coterie.running import checkpoint
 from coterie.running.saved import Saved
 from coterie.serving import newcomers
 from coterie.serving.estimate import FOLDS, INNER, REPLICAS
+from coterie.serving.newcomer_data import read
 from coterie.serving.newcomers import Desk, personalize
-from coterie.serving.reading import read
 
 NET = "mlp:hidden=8"
 

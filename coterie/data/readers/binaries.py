@@ -15,7 +15,7 @@ import numpy as np
 from coterie.data.readers import pickles
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import TEST, TRAIN, Array, Piece, Source, collect, cut
-from coterie.data.readers.problems import Problems, reason
+from coterie.data.readers.refusals import Problems, reason
 from coterie.errors import CoterieError, NoLabels
 from coterie.memory import BLOCK
 

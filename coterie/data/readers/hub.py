@@ -14,7 +14,7 @@ import numpy as np
 from coterie.data.readers.formats import Format
 from coterie.data.readers.images import Colour, Picture, Seen, decoded, look, sides
 from coterie.data.readers.pieces import SPLIT_WORDS, Source, collect, names
-from coterie.data.readers.problems import Problems, reading
+from coterie.data.readers.refusals import Problems, reading
 from coterie.data.readers.tables.columns import Roles
 from coterie.data.readers.tables.encoding import encode
 from coterie.data.readers.tables.rows import CLIENT, SPLIT, Rows, arrow, block_rows

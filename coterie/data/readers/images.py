@@ -15,7 +15,7 @@ import numpy as np
 
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
-from coterie.data.readers.problems import Problems, reading, reason
+from coterie.data.readers.refusals import Problems, reading, reason
 from coterie.data.readers.tables.rows import CSV, header
 from coterie.errors import CoterieError, unknown
 from coterie.memory import BLOCK

@@ -12,7 +12,7 @@ import numpy as np
 
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import TEST, TRAIN, VAL, Array, Piece, Source, collect, cut, names
-from coterie.data.readers.problems import Problems, reason
+from coterie.data.readers.refusals import Problems, reason
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer, tokenizer_of
 from coterie.errors import CoterieError
 

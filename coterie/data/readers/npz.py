@@ -14,7 +14,7 @@ import numpy as np
 from coterie.data.readers import pickles
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import SPLIT_WORDS, TEST, TRAIN, VAL, Array, Piece, Source, collect, cut
-from coterie.data.readers.problems import Problems, reading
+from coterie.data.readers.refusals import Problems, reading
 from coterie.errors import CoterieError, NoLabels
 from coterie.files import read_json
 

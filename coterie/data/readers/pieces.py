@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie import memory
-from coterie.data.readers.pile import Pile
-from coterie.data.readers.problems import MINUS_ONE, UNLABELLED, Problems
+from coterie.data.readers.refusals import MINUS_ONE, UNLABELLED, Problems
+from coterie.data.readers.samples import Pile
 from coterie.errors import CoterieError
 
 Array = NDArray[Any]

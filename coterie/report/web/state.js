@@ -1,4 +1,4 @@
-// What the page shows (D, written by report/data.py) and what its reader has chosen.
+// What the page shows (D, written by report/contents.py) and what its reader has chosen.
 
 let D = JSON.parse(document.getElementById("data").textContent);
 const [SERVED, ADAPTED] = D.stages.map((one) => one.name);

@@ -16,8 +16,8 @@ from data_files import PIXELS, idx_bytes, pfllib_file, python2, write_cifar10_bi
 from coterie import memory, registry
 from coterie.data import Federation
 from coterie.models import model
-from coterie.running.config import Training
 from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 
 LIMIT = 28 << 20
 SIZE = 36 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import Source, names
-from coterie.data.readers.problems import Problems
+from coterie.data.readers.refusals import Problems
 from coterie.data.readers.tables.columns import Roles
 from coterie.data.readers.tables.encoding import encode
 from coterie.data.readers.tables.rows import CLIENT, CSV, PARQUET, Rows, csv_rows, parquet_rows

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from coterie.data.readers.pieces import Array
-from coterie.data.readers.problems import Problems
+from coterie.data.readers.refusals import Problems
 from coterie.data.readers.tables.rows import CLIENT, Reading, Rows, parsed
 from coterie.errors import CoterieError, unknown
 

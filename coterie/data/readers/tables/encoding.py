@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
-from coterie.data.readers.problems import Problems
+from coterie.data.readers.refusals import Problems
 from coterie.data.readers.tables.columns import CATEGORIES, Column, Roles, clients_of, learn, role_of, written
 from coterie.data.readers.tables.rows import CLIENT, SPLIT, Reading, Rows, parsed
 from coterie.data.readers.tables.schema import Encoding, read_schema, write_schema

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from coterie.data.readers.pieces import Array, names
-from coterie.data.readers.problems import Problems, reading
+from coterie.data.readers.refusals import Problems, reading
 from coterie.errors import CoterieError
 
 CELLS, CHARACTERS = 1 << 15, 1 << 21

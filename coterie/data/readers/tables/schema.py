@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from coterie.data.readers.problems import reading
+from coterie.data.readers.refusals import reading
 from coterie.errors import CoterieError
 from coterie.files import read_json, write_json
 

@@ -9,8 +9,8 @@ import pytest
 import coterie
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.models import model
-from coterie.report.answer import answer, verdict
-from coterie.report.dead import constant, frequent, label_counts
+from coterie.report.untrained import constant, frequent, label_counts
+from coterie.report.verdict import answer, verdict
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 

@@ -11,7 +11,7 @@ import coterie
 from coterie.methods.ifca import IFCA
 from coterie.models import model
 from coterie.report import logs
-from coterie.report.few import few, words
+from coterie.report.few_models import few, words
 from coterie.running.folder import Folder
 
 

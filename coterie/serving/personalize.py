@@ -12,9 +12,9 @@ from coterie.errors import CoterieError, NoLabels, counted, unknown
 from coterie.evaluation.intervals import LEVEL
 from coterie.running.saved import Saved
 from coterie.serving.estimate import Adapt, Estimate
+from coterie.serving.newcomer_data import read
 from coterie.serving.newcomers import Personalized, personalize
 from coterie.serving.portable import job_of, write_model
-from coterie.serving.reading import read
 
 REPORTS = ("text", "json")
 

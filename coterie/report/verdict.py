@@ -21,9 +21,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.evaluation.stages import ADAPTED, SERVED
-from coterie.report.dead import EXACT, constant, frequent, label_counts, percent
 from coterie.report.series import Floats, over_seeds
 from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, rows, shortly, shown
+from coterie.report.untrained import EXACT, constant, frequent, label_counts, percent
 from coterie.running.result import Result
 from coterie.running.runs import ALWAYS
 

@@ -19,13 +19,13 @@ import numpy as np
 import coterie
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.stages import ABOUT, SEEN, SERVED, STAGES, unseen
-from coterie.report.answer import answer
 from coterie.report.arrivals import newcomers, schedule
 from coterie.report.conflicts import alike, last_cosines, opposed
-from coterie.report.few import few
+from coterie.report.few_models import few
 from coterie.report.plots import convergence
 from coterie.report.series import Floats, finite, over_seeds, thinned
 from coterie.report.table import by_method, label_of, rows
+from coterie.report.verdict import answer
 from coterie.running.experiment import EXPERIMENT, asked_for
 from coterie.running.folder import Folder, inside
 from coterie.running.result import Result

@@ -12,9 +12,9 @@ from commands import FILES, coterie, in_process_shown
 from coterie import registry
 from coterie.errors import CoterieError
 from coterie.report import catalogue
-from coterie.running.config import Training
 from coterie.running.experiment import Experiment
 from coterie.running.folder import Folder
+from coterie.running.training import Training
 
 
 def test_show_prints_the_same_table(compared):

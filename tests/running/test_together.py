@@ -20,11 +20,11 @@ from coterie.errors import CoterieError, Interrupted
 from coterie.methods.fedavg import FedAvg
 from coterie.options import build
 from coterie.report.progress import Live
-from coterie.running import joint, pays, runs
-from coterie.running.config import Training
+from coterie.running import runs, together, together_pays
 from coterie.running.folder import Folder
-from coterie.running.joint import Stack, Varying, alone
 from coterie.running.saved import Saved
+from coterie.running.together import Stack, Varying, alone
+from coterie.running.training import Training
 
 # -- a run in a stack is the run alone --------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ def test_the_former_name_of_the_option_is_still_read(tmp_path):
 
 def test_runs_beyond_the_room_wait_for_the_next_stack(tmp_path, monkeypatch):
     """Room for two runs' clients: five seeds are three stacks, of two, two and one."""
-    monkeypatch.setattr(pays, "MOST", 2 * 4)
+    monkeypatch.setattr(together_pays, "MOST", 2 * 4)
     compared(["fedavg"], tmp_path, together="on", seeds=5, rounds=1)
     said = [Folder(tmp_path / "fedavg" / f"seed{seed}").config()["choices"]["together"] for seed in range(5)]
     assert [text.partition(":")[0] for text in said] == [*["2 runs in one stack"] * 4, "alone"]
@@ -310,9 +310,9 @@ def test_kin_are_methods_that_differ_in_numbers_and_aggregator_only():
     other = [("fedfew:models=2", "fedfew:models=3"), ("fedavg", "fedprox"), ("fedavgft", "fedavgft:lr=0.1"),
              ("fedrod", "fedrod:gamma=0.5"), ("fedfew", "fedfew:official")]
     for one, two in same:
-        assert joint.kin(registry.method(one)) == joint.kin(registry.method(two))
+        assert together.kin(registry.method(one)) == together.kin(registry.method(two))
     for one, two in other:
-        assert joint.kin(registry.method(one)) != joint.kin(registry.method(two))
+        assert together.kin(registry.method(one)) != together.kin(registry.method(two))
 
 
 def test_progress_of_runs_that_take_turns_adds_up(tiny):
@@ -330,7 +330,7 @@ def test_progress_of_runs_that_take_turns_adds_up(tiny):
 def test_answers_are_cut_by_clients():
     """Records, uploads, dictionaries, pairs and None; a run gets the slice of its clients."""
     value = (Upload(update=torch.arange(6)), {"a": [torch.arange(6)]}, None, Model(torch.arange(6)), np.arange(6))
-    upload, named, nothing, record, array = joint._cut(value, slice(2, 4))
+    upload, named, nothing, record, array = together._cut(value, slice(2, 4))
     assert upload.update.tolist() == named["a"][0].tolist() == record.row.tolist() == array.tolist() == [2, 3]
     assert nothing is None
     assert isinstance(record, Record)
@@ -338,7 +338,7 @@ def test_answers_are_cut_by_clients():
 
 def test_alone_returns_what_the_work_returns():
     def work():
-        first = yield joint.Settle(torch.device("cpu"), 0)
+        first = yield together.Settle(torch.device("cpu"), 0)
         return first + 1
 
     assert alone(work()) == 2

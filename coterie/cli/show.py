@@ -26,8 +26,8 @@ from coterie.cli.arguments import (
 from coterie.cli.printing import print_results, saved_experiment, say_notes
 from coterie.errors import CoterieError, counted
 from coterie.report import catalogue
-from coterie.report.answer import served_worst
 from coterie.report.table import markdown as as_markdown
+from coterie.report.verdict import served_worst
 from coterie.running.experiment import EXPERIMENT, check_clients
 from coterie.running.folder import inside
 
