@@ -88,8 +88,7 @@ def compare_command(
     """Train several methods on the same clients; one table."""
     experiment = experiment_of(config, data, partition, clients, unseen, model, head, rounds, settings or [],
                                (*(named or ()), *(methods or ())), DEFAULT_METHODS, churn=churn, preset=preset,
-                               data_dir=data_dir)
-    experiment = experiment.changed(seeds=seeds)
+                               data_dir=data_dir, seeds=seeds)
     go_on(experiment, out or fresh("compare"), single=False, resume=False, clients=clients)
 
 

@@ -191,7 +191,7 @@ class Experiment:
         return (len(with_baselines(built)) + len(lost)) * self.seeds
 
     def changed(self, methods: Sequence[str] = (), settings: Iterable[str] = (), **values: Any) -> Experiment:
-        """With these values in place of its own, those that are None left as they are; `settings` as in --set."""
+        """With these values in place of its own, those that are None left as they are; `settings` as in `--set`."""
         given = {name: value for name, value in values.items() if value is not None}
         base = Experiment.of({**self.record(), **given}, "the command line")
         return with_settings(replace(base, methods=registry.expand(methods or base.methods)), settings)
