@@ -26,7 +26,7 @@ DEFERRED = {
 OF_ALL = {"conformance": "every method and aggregator", "end_to_end": "the whole"}
 """Folders of tests that belong to no single room."""
 WHOLE = {
-    "": "test_docs test_examples test_house",
+    "": "test_docs test_examples test_house test_walk",
     "advise/": "test_advise",
     "aggregators/": "test_aggregators",
     "data/readers/": "test_fuzz test_large",
@@ -124,7 +124,6 @@ ONE_PLACE = {
     "how a client arrives": (r"method\.(introduce|join)\(", {"running/clients.py"}),
     "layers that take tokens": (r"nn\.EmbeddingBag|isinstance\(.*nn\.Embedding", {"running/spec.py"}),
     "baselines": (r"\((\"local\", \"fedavg\"|\"fedavg\", \"local\")\)", {"running/runs.py"}),
-    "drawing again": (r"for _ in range\(tries\)", {"data/partition.py", "engine/trial.py"}),  # a trial is no draw
     "thinning": (r"np\.unique\(np\.linspace|linspace\(.*\.round\(\)", {"report/series.py"}),
     "numbers by model": (r"\"clients_per_model\"", {"contract/shapes.py", "methods/ifca.py", "report/few_models.py"}),
     "the type of rows": (r"float64 if .*precision", {"engine/arithmetic.py"}),

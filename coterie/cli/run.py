@@ -32,14 +32,12 @@ from coterie.cli.arguments import (
     experiment_of,
 )
 from coterie.cli.printing import print_results, saved_experiment, say_notes
-from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.report import logs
 from coterie.report.progress import Live
-from coterie.report.table import by_method, to_csv
+from coterie.report.table import to_csv
 from coterie.running.experiment import DEFAULT_METHODS, Experiment, check_clients
 from coterie.running.folder import fresh
-from coterie.running.result import Result
 from coterie.running.training import Training
 
 
@@ -136,19 +134,7 @@ def go_on(
     results = prepared.results
     print_results(results, experiment.published)
     to_csv(results, folder / "comparison.csv")
+    from coterie.report.pictures import draw  # late: Matplotlib, which nobody waits for before the training
+
     console.print(f"pictures: {', '.join(map(str, draw(results, federation, folder)))}")
     console.print(f"run folder: {folder}")
-
-
-def draw(results: list[Result], federation: Federation, folder: Path) -> list[Path]:
-    """The pictures of a finished run or comparison."""
-    from coterie.report.bubbles import bubbles  # Matplotlib, which nobody waits for before the training
-    from coterie.report.conflicts import conflicts, opposed
-    from coterie.report.plots import newcomers, picture
-
-    drawn = [picture(results, folder / "picture.png"), bubbles(federation, folder / "clients.png")]
-    if any(len(opposed(group)[0]) for group in by_method(results).values()):
-        drawn.append(conflicts(results, folder / "conflicts.png"))
-    if any(result.arrives for result in results):
-        drawn.append(newcomers(results, folder / "newcomers.png"))
-    return drawn

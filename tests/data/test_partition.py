@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -344,3 +346,17 @@ def test_bad_labels_and_counts() -> None:
         iid(np.zeros(5, int), 6)
     with pytest.raises(CoterieError, match="clients must be"):
         iid(np.zeros(5, int), 0)
+
+
+@pytest.mark.parametrize("recipe", [
+    lambda: dirichlet(labels(3, 10), 3, 0.5, seed=1),
+    lambda: extended_dirichlet(labels(3, 10), 3, 2, 0.5, seed=1),
+], ids=["dirichlet", "extended"])
+def test_both_recipes_redraw_in_the_same_loop(recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each had a loop of its own."""
+    asked = []
+    module = sys.modules[dirichlet.__module__]
+    loop = module._redrawn
+    monkeypatch.setattr(module, "_redrawn", lambda *given: asked.append(given) or loop(*given))
+    recipe()
+    assert len(asked) == 1
