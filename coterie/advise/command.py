@@ -16,7 +16,7 @@ from coterie.advise.pilot import Pilot, advise
 from coterie.data import Federation
 from coterie.errors import Interrupted
 from coterie.options import convert
-from coterie.running import runs
+from coterie.running.driver import Progress
 from coterie.running.experiment import Experiment, check_clients
 
 VALIDATION = 0.2
@@ -35,7 +35,7 @@ def run(
     training = {k: v for k, v in asdict(experiment.training).items() if k not in ("rounds", "seed", "evaluate_every")}
     experiment, federation = held_out(replace(experiment, val=max(VALIDATION, experiment.val)), often, clients)
 
-    def watch(progress: runs.Progress) -> None:
+    def watch(progress: Progress) -> None:
         tell(f"{progress.method}, seed {progress.seed}: round {progress.round} of {progress.rounds}")
 
     try:

@@ -75,7 +75,7 @@ class Site:
         """`data` are those of one client, or read them for a job. `device` is the site's own choice."""
         self.name, self.home, self.device = checked_name("a site", name), Path(home), device
         self._data = data
-        self._desks: dict[str, _Desk] = {}
+        self._desks: dict[str, _Enrolment] = {}
 
     def answer(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         return [self._answer(parcel) for parcel in parcels]
@@ -94,12 +94,12 @@ class Site:
         except Exception as reason:  # whatever goes wrong in a method, the server learns it in one line
             return wire.answer(parcel.meta, self.name, error=f"{type(reason).__name__}: {reason}", cause="failed")
 
-    def _desk(self, meta: Mapping[str, Any]) -> _Desk:
+    def _desk(self, meta: Mapping[str, Any]) -> _Enrolment:
         job = Job.of(meta.get("job") or {})
         held = self._desks.get(job.experiment)
         known = held is not None and held.fits(job, meta)
         if held is None or not known:
-            held = self._desks[job.experiment] = _Desk(self, job, meta)
+            held = self._desks[job.experiment] = _Enrolment(self, job, meta)
         return held
 
     def federation(self, job: Job) -> Federation:
@@ -129,7 +129,7 @@ class _KeptState:
     buffers: Tensor | None = None
 
 
-class _Desk:
+class _Enrolment:
     """What a site holds of one experiment."""
 
     def __init__(self, site: Site, job: Job, meta: Mapping[str, Any]) -> None:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from coterie.errors import CoterieError, unknown
 from coterie.evaluation.summary import summarise
 from coterie.report.few_models import words
+from coterie.running.driver import Progress
 from coterie.running.folder import Folder
-from coterie.running.runs import Progress
 
 
 class Sink(Protocol):

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import summarise
-from coterie.running.runs import Progress as State
+from coterie.running.driver import Progress as State
 
 QUIET_SECONDS = 15.0
 """How often a line is printed where there is no terminal to draw a bar on."""

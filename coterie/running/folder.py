@@ -253,6 +253,20 @@ def inside(path: Path) -> list[Folder]:
     return [Folder(p.parent) for p in sorted((p for p in found if p.is_file()), key=lambda p: p.stat().st_mtime_ns)]
 
 
+def place_of(folder: Path, spelling: str) -> Path:
+    """A method's folder in a comparison's: named by its spelling, or by that of an older version if it made it."""
+    place = folder / _slug(spelling)
+    if not place.exists():
+        for config in sorted(folder.glob("*/seed*/config.json")):
+            if respelled(str(Folder(config.parent).config().get("method"))) == spelling:
+                return config.parents[1]
+    return place
+
+
+def _slug(spelling: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in spelling.rpartition("/")[2])
+
+
 def fresh(name: str) -> Path:
     """A folder under runs/ that is not there yet."""
     return next(p for p in (Path("runs") / f"{name}-{k}" for k in itertools.count(1)) if not p.exists())

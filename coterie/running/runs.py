@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +14,19 @@ from coterie import registry
 from coterie.contract.method import Method
 from coterie.contract.net import PerSample
 from coterie.data import Federation
-from coterie.data.churn import NEVER
-from coterie.errors import CoterieError, Interrupted
-from coterie.evaluation.score import Evaluation
-from coterie.evaluation.stages import SERVED
-from coterie.evaluation.summary import validation_score
-from coterie.options import build, respelled
-from coterie.running import checkpoint
-from coterie.running.folder import Folder
+from coterie.errors import CoterieError
+from coterie.options import build
+from coterie.running.driver import Driver, Progress
+from coterie.running.folder import Folder, place_of
 from coterie.running.result import Result
 from coterie.running.server import Server
 from coterie.running.simulation import ModelLike, Simulation
-from coterie.running.spec import RunSpec
-from coterie.running.together import Course, News, Settle, Stack, Told, kin, telling
+from coterie.running.together import Stack, Told, kin, telling
 from coterie.running.together_pays import most_clients, pays
 from coterie.running.training import Training
 
 ALWAYS = ("local", "fedavg")
 """Methods every comparison holds: Local, and FedAvg, whose `adapted` stage is FedAvg + fine-tune."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What whoever watches is told after every round and evaluation."""
-
-    method: str
-    seed: int
-    round: int
-    rounds: int
-    latest: Evaluation
-    record: dict[str, Any] | None = None  # of the last round, as in metrics.jsonl; None before the first
 
 
 Watch = Callable[[Progress], None]
@@ -96,7 +78,7 @@ def prepare_comparison(
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     wanted = []
     for one in with_baselines(named):
-        place = None if folder is None else _place(Path(folder), registry.spelling(one))
+        place = None if folder is None else place_of(Path(folder), registry.spelling(one))
         for seed in numbers:
             inner = Folder(place / f"seed{seed}") if place is not None else None
             again = resume and inner is not None and (inner.path / "config.json").exists()
@@ -130,13 +112,13 @@ class _Wanted:
     folder: Folder | None
     resume: bool
     among: bool = False
-    built: _Driver | None = None
+    built: Driver | None = None
 
     @property
     def finished(self) -> bool:
         return self.among and self.resume and self.folder is not None and self.folder.finished
 
-    def build(self, shared: _Shared, twin: Simulation | None = None) -> _Driver:
+    def build(self, shared: _Shared, twin: Simulation | None = None) -> Driver:
         """The simulation at its start, or where its folder's checkpoint left it, and who drives it."""
         folder = self.folder
         saved = folder.load() if folder is not None and self.resume and folder.checkpoint.exists() else None
@@ -148,7 +130,8 @@ class _Wanted:
         )
         if saved:
             simulation.restore(*saved)
-        return _Driver(self, simulation, shared.head, saved is not None)
+        keep = folder is None or not self.among
+        return Driver(simulation, folder, shared.head, self.resume, saved is not None, keep)
 
 
 class Prepared:
@@ -252,127 +235,6 @@ def _side_by_side(wanted: Sequence[_Wanted], shared: _Shared) -> Told[list[Resul
                 results.append((yield from telling(courses[0])))
         del first, drivers, driver, courses  # the next runs need the memory
     return results
-
-
-class _Driver:
-    """The rounds of one run: train, evaluate, record, checkpoint, stop early."""
-
-    def __init__(self, wanted: _Wanted, simulation: Simulation, head: str | None, restored: bool) -> None:
-        self.simulation, self.training, self.folder = simulation, wanted.training, wanted.folder
-        self.resume, self.restored, self.head = wanted.resume, restored, head
-        self.spelling = registry.spelling(wanted.method)
-        self.kept = simulation if self.folder is None or not wanted.among else None
-
-    def _open(self) -> None:
-        """Begin the records, or read those that a checkpoint goes with."""
-        self.history: list[Evaluation] = []
-        self.rounds: list[dict[str, Any]] = []
-        if self.folder is None:
-            return
-        if not self.resume:
-            self.folder.create(_config(self.spelling, self.simulation, self.head))
-            self.folder.describe(self.simulation.federation)
-        elif not self.restored:
-            self.folder.restart()
-        self.history, self.rounds = self.folder.history(), self.folder.rounds()
-
-    def drive(self, stopped: Callable[[], bool]) -> Course[Result]:
-        """The whole run; what its clients compute is asked for by `yield`."""
-        simulation = self.simulation
-        self._open()
-        yield from self._evaluate_when_due()
-        while simulation.rounds_done < self.training.rounds and not self._patience_is_over():
-            yield from self._round()
-            yield from self._evaluate_when_due()
-            done = simulation.rounds_done == self.training.rounds or self._patience_is_over()
-            if done or stopped() or simulation.rounds_done % self.training.checkpoint_every == 0:
-                self._save()
-            if stopped() and not done:
-                raise Interrupted
-        if self.history[-1].round != simulation.rounds_done:
-            yield from self._evaluate()
-        self._save()
-        result = Result(
-            self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
-            sum(r["seconds"] for r in self.rounds), simulation.method.printed, simulation.federation.names,
-            self.folder.path if self.folder else None, self.kept, _arrivals(simulation.federation),
-        )
-        if self.folder is not None:
-            found = simulation.models()
-            if found is not None:
-                self.folder.append_models(found)
-            rows = checkpoint.digest(simulation.snapshot(copies=False)[0])
-            self.folder.finish({"rounds": simulation.rounds_done, "seconds": result.seconds, "rows_sha256": rows})
-        return result
-
-    def _round(self) -> Course[None]:
-        start = time.perf_counter()
-        done = yield from self.simulation.rounding()
-        beside = yield Settle(self.simulation.device, done.round)
-        self.rounds.append({**asdict(done), "seconds": round((time.perf_counter() - start) / beside, 6)})
-        if self.folder is not None:
-            self.folder.append_round(self.rounds[-1])
-        yield from self._tell()
-
-    def _evaluate_when_due(self) -> Course[None]:
-        t = self.simulation.rounds_done
-        due = t % self.training.evaluate_every == 0 or t == self.training.rounds
-        if due and not (self.history and self.history[-1].round == t):
-            yield from self._evaluate()
-
-    def _evaluate(self) -> Course[None]:
-        self.history.append((yield from self.simulation.evaluating()))
-        if self.folder is not None:
-            self.folder.append_evaluation(self.history[-1], _arrivals(self.simulation.federation))
-        yield from self._tell()
-
-    def _tell(self) -> Course[None]:
-        if self.history:
-            last = self.rounds[-1] if self.rounds else None
-            yield News(Progress(self.spelling, self.training.seed, self.simulation.rounds_done, self.training.rounds,
-                                self.history[-1], last))
-
-    def _save(self) -> None:
-        if self.folder is not None:
-            self.folder.save(*self.simulation.snapshot(copies=False))
-
-    def _patience_is_over(self) -> bool:
-        """No better validation score in the last `patience` evaluations."""
-        if not self.training.patience:
-            return False
-        scores = [validation_score(e.stages[SERVED]) for e in self.history]
-        best = max(range(len(scores)), key=lambda i: (scores[i], -i))
-        return len(scores) - 1 - best >= self.training.patience
-
-
-def _arrivals(federation: Federation) -> tuple[int, ...]:
-    return () if federation.schedule is None else tuple(federation.schedule[:, 0].tolist())
-
-
-def _config(spelling: str, simulation: Simulation, head: str | None) -> dict[str, Any]:
-    federation, schedule = simulation.federation, simulation.federation.schedule
-    spec = RunSpec.for_data(federation, method=spelling, model="", training=simulation.training, head=head)
-    churn = {} if schedule is None else {"churn": [[a, None if b == NEVER else b] for a, b in schedule.tolist()]}
-    return {
-        **spec.config(), "published": simulation.method.printed, "by_model": simulation.method.by_model,
-        "federation": federation.recipe, "clients": list(federation.names), "population": simulation.population,
-        "columns": simulation.layout.size,
-        "choices": simulation.choices, **churn,
-    }
-
-
-def _place(folder: Path, spelling: str) -> Path:
-    """A method's folder in a comparison's: named by its spelling, or by that of an older version if it made it."""
-    place = folder / _slug(spelling)
-    if not place.exists():
-        for config in sorted(folder.glob("*/seed*/config.json")):
-            if respelled(str(Folder(config.parent).config().get("method"))) == spelling:
-                return config.parents[1]
-    return place
-
-
-def _slug(spelling: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in spelling.rpartition("/")[2])
 
 
 @contextmanager

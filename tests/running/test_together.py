@@ -20,7 +20,8 @@ from coterie.errors import CoterieError, Interrupted
 from coterie.methods.fedavg import FedAvg
 from coterie.options import build
 from coterie.report.progress import Live
-from coterie.running import runs, together, together_pays
+from coterie.running import together, together_pays
+from coterie.running.driver import Progress
 from coterie.running.folder import Folder
 from coterie.running.saved import Saved
 from coterie.running.together import Stack, Varying, alone
@@ -321,7 +322,7 @@ def test_progress_of_runs_that_take_turns_adds_up(tiny):
     with Live(2, Console(force_terminal=True, file=io.StringIO())) as live:
         for t in range(1, 4):
             for seed in (0, 1):
-                live(runs.Progress("fedavg", seed, t, 10, latest))
+                live(Progress("fedavg", seed, t, 10, latest))
         task = live._bar.tasks[0]
         assert (task.completed, task.total) == (6, 20)
         assert task.description == "2/2 fedavg seed 1"
