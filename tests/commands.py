@@ -35,3 +35,13 @@ def in_process_shown(words, monkeypatch, capsys):
         cli.main()
     assert stopped.value.code == 0
     return capsys.readouterr()
+
+
+def exit_code(monkeypatch, *words):
+    """The command's entry point in this process, for words that may be right: its exit code."""
+    monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
+    try:
+        cli.main()
+    except SystemExit as stop:
+        return stop.code or 0
+    return 0

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from commands import exit_code
 from torch import nn
 
 import coterie
-from coterie import cli
 from coterie.errors import CoterieError
 from coterie.flower.job import Job
 from coterie.models import model
@@ -121,7 +121,7 @@ def test_a_model_in_the_style_of_torchvision_runs_from_its_file_and_is_resumed(t
     assert (tmp_path / "out" / "model.py").read_text() == RESNET
     (tmp_path / "mymodel.py").unlink()
     monkeypatch.chdir(tmp_path)
-    assert called(monkeypatch, "resume", "out") == 0
+    assert exit_code(monkeypatch, "resume", "out") == 0
     assert "mymodel.py is gone; the run goes on with its copy out/model.py." in capsys.readouterr().err
 
 
@@ -131,26 +131,17 @@ def test_a_changed_model_file_is_noticed(tmp_path, monkeypatch, capsys):
     (tmp_path / "mymodel.py").write_text(BRANCHING)
     np.savez("data.npz", x=np.random.default_rng(0).normal(size=(60, 4)).astype("f4"), y=np.arange(60) % 3)
     words = ["--data", "data.npz", "--clients", "3", "--rounds", "1", "--set", "device=cpu", "--out", "out"]
-    assert called(monkeypatch, "run", "fedavg", "--model", "mymodel.py:Net", *words) == 0
+    assert exit_code(monkeypatch, "run", "fedavg", "--model", "mymodel.py:Net", *words) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "the model cannot be stacked" in said
     assert "mymodel.py line 11: if x.abs().sum() >= 0:" in said
     assert "Clients are trained one after another: the same results, slower." in said
     (tmp_path / "mymodel.py").write_text(BRANCHING + "\n# other\n")
-    assert called(monkeypatch, "show", "out") == 0
+    assert exit_code(monkeypatch, "show", "out") == 0
     assert "has changed since the run began; the run goes on with its copy" in capsys.readouterr().err
     (tmp_path / "out" / "model.py").write_text("")
-    assert called(monkeypatch, "resume", "out") == 2
+    assert exit_code(monkeypatch, "resume", "out") == 2
     assert "is not the copy the run made of it" in capsys.readouterr().err
-
-
-def called(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["coterie", *words])
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return stop.code or 0
-    return 0
 
 
 def test_a_model_in_the_style_of_hugging_face_runs(tmp_path):

@@ -1,12 +1,11 @@
 """An experiment in one call, and what it costs to find out early that a run cannot start."""
 
 import json
-import sys
 
 import pytest
+from commands import exit_code
 
 import coterie
-from coterie import cli
 from coterie.errors import CoterieError
 from coterie.running.experiment import read_experiment
 from coterie.running.simulation import Simulation
@@ -56,16 +55,6 @@ def built(monkeypatch):
     return found
 
 
-def command(monkeypatch, *words):
-    """The command line in this process: its exit code."""
-    monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return stop.code or 0
-    return 0
-
-
 def left_by(folder):
     """Every run's scores and the digest of its rows."""
     found = {}
@@ -81,7 +70,7 @@ def left_by(folder):
 def test_a_file_runs_from_python_as_on_the_command_line(file, tmp_path, monkeypatch):
     """Four methods, the two baselines among them, with two seeds: the same rows and the same clients.csv."""
     results = coterie.experiment(str(file)).run(tmp_path / "python")
-    assert command(monkeypatch, "compare", "--config", file, "--out", tmp_path / "typed") == 0
+    assert exit_code(monkeypatch, "compare", "--config", file, "--out", tmp_path / "typed") == 0
     typed = left_by(tmp_path / "typed")
     assert left_by(tmp_path / "python") == typed
     assert len(typed) == len(results) == 8
@@ -95,7 +84,7 @@ def test_one_method_runs_by_itself(file, tmp_path, monkeypatch):
     file.write_text(TOML.replace('"fedper", "ifca:models=2"', '"fedper"').replace("seeds = 2", ""))
     one = coterie.experiment(file)
     (result,) = one.run(tmp_path / "python")
-    assert command(monkeypatch, "run", "--config", file, "--out", tmp_path / "typed") == 0
+    assert exit_code(monkeypatch, "run", "--config", file, "--out", tmp_path / "typed") == 0
     assert left_by(tmp_path / "python") == left_by(tmp_path / "typed")
     assert result.model_for("0")(coterie.data.digits()[0][:2]).shape == (2, 10)
     compared = one.run(single=False)
@@ -138,15 +127,15 @@ SMALL = ["--clients", 3, "--model", "linear", "--rounds", 1, "--set", "device=cp
 def test_a_simulation_is_built_once_for_every_run(words, runs, built, tmp_path, monkeypatch):
     """Five were built for three runs: the command line, the comparison and the run each asked for themselves."""
     monkeypatch.chdir(tmp_path)
-    assert command(monkeypatch, *words, *SMALL) == 0
+    assert exit_code(monkeypatch, *words, *SMALL) == 0
     assert sorted(built) == runs
 
 
 def test_a_resumed_run_is_built_once(built, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert command(monkeypatch, "run", "fedper", *SMALL) == 0
+    assert exit_code(monkeypatch, "run", "fedper", *SMALL) == 0
     (tmp_path / "out" / "result.json").unlink()
-    assert command(monkeypatch, "resume", "out") == 0
+    assert exit_code(monkeypatch, "resume", "out") == 0
     assert built == ["fedper"] * 2
 
 
@@ -170,5 +159,5 @@ def test_what_cannot_run_is_said_before_anything_is_trained_or_written(words, tm
 
     monkeypatch.setattr(Simulation, "rounding", trained)
     small = SMALL[:2] + SMALL[4:] if "--model" in words else SMALL
-    assert command(monkeypatch, *words, *small) == 2
+    assert exit_code(monkeypatch, *words, *small) == 2
     assert not (tmp_path / "out").exists()

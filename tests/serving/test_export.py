@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import exit_code
 from safetensors.torch import load_file
 
 import coterie
-from coterie import cli
 from coterie.errors import CoterieError
 from coterie.models import model
 from coterie.running.saved import Saved
@@ -98,24 +98,14 @@ def run(tmp_path_factory):
     patch.chdir(place)
     (place / "normed.py").write_text(NORMED)
     words = ["--clients", 4, "--model", "normed.py:Net:hidden=8", "--rounds", 2, "--set", "device=cpu", "--out", "run"]
-    assert called(patch, "run", "fedper", *words) == 0
+    assert exit_code(patch, "run", "fedper", *words) == 0
     patch.undo()
     return place
 
 
-def called(monkeypatch, *words):
-    """The command line in this process: its exit code."""
-    monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return stop.code or 0
-    return 0
-
-
 def asked(place, monkeypatch, capsys, *words):
     monkeypatch.chdir(place)
-    return called(monkeypatch, "export", *words), *capsys.readouterr()
+    return exit_code(monkeypatch, "export", *words), *capsys.readouterr()
 
 
 @pytest.mark.parametrize("form", ENDINGS)
@@ -231,7 +221,7 @@ def bagged(tmp_path, monkeypatch):
     np.savez(tmp_path / "words.npz", x=rng.integers(0, 7, (60, 5)), y=np.arange(60) % 3, client=np.arange(60) % 4)
     np.savez(tmp_path / "new.npz", x=rng.integers(0, 7, (9, 5)))
     words = ["--data", "words.npz", "--model", "bagged.py:Net", "--rounds", 1, "--set", "device=cpu", "--out", "run"]
-    assert called(monkeypatch, "run", "fedavg", *words) == 0
+    assert exit_code(monkeypatch, "run", "fedavg", *words) == 0
     return tmp_path
 
 
@@ -265,7 +255,7 @@ def test_a_newcomer_without_labels_gets_the_fallback_of_an_embedding_bag(bagged,
         config = json.loads((bagged / "run" / "config.json").read_text())
         del config["samples"]["dtype"]
         (bagged / "run" / "config.json").write_text(json.dumps(config))
-    code = called(monkeypatch, "personalize", "run", "--data", "new.npz", "-o", "new.safetensors")
+    code = exit_code(monkeypatch, "personalize", "run", "--data", "new.npz", "-o", "new.safetensors")
     assert code == 0, capsys.readouterr().err
     facts = json.loads((bagged / "new.json").read_text())
     assert facts["fallback"]
