@@ -94,16 +94,38 @@ def _article(hint: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, str(hint))
 
 
+def pieces(text: str, separator: str = ",") -> list[str]:
+    """The text cut at a separator, but not inside parentheses: `a=1,b=f(c=2,d=3)` has two pieces; empty ones go."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == separator and depth <= 0:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [piece for piece in found if piece]
+
+
+def parse_call(text: str) -> tuple[str, dict[str, str]]:
+    """`name(option=value,...)` -> the name and the values as text; `name` alone has none."""
+    name, opened, rest = text.strip().partition("(")
+    if opened and not rest.endswith(")"):
+        raise CoterieError(f"'{text}' opens a parenthesis that nothing closes; write name(option=value,...).")
+    if not name or ")" in name or ")" in rest[:-1]:
+        raise CoterieError(f"'{text}' is not of the form name(option=value,...).")
+    return name.strip(), split_options(rest.removesuffix(")"), text)
+
+
 def split_options(rest: str, text: str) -> dict[str, str]:
     """`key=value,key=value` -> the values as text; a value may hold commas itself, such as hidden=64,32."""
     found: dict[str, str] = {}
-    for item in filter(None, rest.split(",")):
+    for item in pieces(rest):
         key, equals, value = item.partition("=")
         if not equals and found:
             last = next(reversed(found))
             found[last] += f",{item}"
         elif not equals:
-            raise CoterieError(f"'{item}' in '{text}' is no option; write name:option=value,option=value.")
+            raise CoterieError(f"'{item}' in '{text}' is no option; write option=value,option=value.")
         else:
             found[key.strip()] = value.strip()
     return found

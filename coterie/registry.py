@@ -1,11 +1,11 @@
-"""Finding methods and aggregators by name: whatever lies in `coterie/methods` and `coterie/aggregators` is known."""
+"""Finding methods, aggregators, optimizers and metrics by name: whatever lies in their folders is known."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -14,12 +14,16 @@ from typing import Any, TypeVar
 
 import coterie.aggregators
 import coterie.methods
+import coterie.metrics
+import coterie.optimizers
 from coterie import files
 from coterie.contract.aggregator import Aggregator
 from coterie.contract.mean import Mean
 from coterie.contract.method import Method
+from coterie.contract.metric import Metric
+from coterie.contract.optimizer import Optimizer
 from coterie.errors import CoterieError, unknown
-from coterie.options import build, convert, options, spelled
+from coterie.options import build, convert, options, parse_call, pieces, spelled
 
 V = TypeVar("V")
 
@@ -49,6 +53,61 @@ def aggregators() -> dict[str, type[Aggregator]]:
     return dict(sorted(found.items()))
 
 
+def optimizers() -> dict[str, type[Optimizer]]:
+    """Every optimizer by name."""
+    return _found(coterie.optimizers, Optimizer)
+
+
+def metrics() -> dict[str, type[Metric]]:
+    """Every metric by name."""
+    return _found(coterie.metrics, Metric)
+
+
+def optimizer(spec: str | Optimizer, server: bool = False) -> Optimizer:
+    """An optimizer from its spelling `name(option=value,...)`, or from a file, `mine.py:Lion(beta=0.9)`.
+
+    At the `server` some options have other defaults. Clients step by the run's learning rate, so there `lr` is refused.
+    """
+    if isinstance(spec, Optimizer):
+        cls, given = type(spec), {f.name: getattr(spec, f.name) for f in fields(spec)}
+    else:
+        cls, given = _called(spec, optimizers(), Optimizer, "optimizer")
+    if server and given.get("keep") not in (None, False, "false"):
+        raise CoterieError(f"the server's {cls.name} always remembers its past; leave out keep.")
+    if not server and given.get("lr") is not None:
+        beside = f"lr={given['lr']} beside optimizer={cls.name}"
+        raise CoterieError(f"clients step by the run's learning rate; write {beside}.")
+    if server and isinstance(spec, str):
+        given = {**cls.at_server, **given}
+    return build(cls, given, cls.name)
+
+
+def metric(spec: str) -> Metric:
+    """A metric from its spelling `name(option=value,...)`, or from a file, `mine.py:Gmean`."""
+    cls, given = _called(spec, metrics(), Metric, "metric")
+    return build(cls, given, cls.name)
+
+
+def called(value: Optimizer | Metric, like: Mapping[str, Any] | None = None) -> str:
+    """The spelling that builds an optimizer or a metric again; `like` are defaults that differ from the class's."""
+    plain = {f.name: f.default for f in fields(value)} | dict(like or {})
+    given = [f"{name}={spelled(getattr(value, name))}" for name in plain if getattr(value, name) != plain[name]]
+    source = sys.modules[type(value).__module__].__dict__.get("__coterie_file__")
+    name = f"{source}:{type(value).__name__}" if source else value.name
+    return f"{name}({','.join(given)})" if given else name
+
+
+def _called(spec: str, known: Mapping[str, type[V]], base: type[V], kind: str) -> tuple[type[V], dict[str, Any]]:
+    """The class and the options, as text, of `name(option=value,...)`."""
+    name, given = parse_call(spec)
+    file = files.IN_FILE.match(name)
+    if file is not None:
+        return _from_file(Path(file[1]), file[2], base, kind), dict(given)
+    if name.lower() not in known:
+        raise unknown(kind, name, known)
+    return known[name.lower()], dict(given)
+
+
 def method(spec: str, **values: Any) -> Method:
     """A method from its spelling `name[:preset][,option=value...][+aggregator[:preset][,option=value...]]`.
 
@@ -58,7 +117,7 @@ def method(spec: str, **values: Any) -> Method:
     text, plugged = _unplug(spec)
     file = files.IN_FILE.match(text)
     if file:
-        cls, rest = _from_file(Path(file[1]), file[2]), file[3] or ""
+        cls, rest = _from_file(Path(file[1]), file[2], Method, "method"), file[3] or ""
     else:
         name, _, rest = text.partition(":")
         if name.endswith(".py"):
@@ -118,7 +177,7 @@ def _spelled(name: str, value: Any) -> str:
 def _value(cls: type[V], rest: str, kind: str, presets: tuple[str, ...], values: dict[str, Any]) -> V:
     base: V | None = None
     given: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
+    for item in pieces(rest):
         name, equals, text = item.partition("=")
         if equals:
             given[name.strip()] = text.strip()
@@ -134,10 +193,10 @@ def _value(cls: type[V], rest: str, kind: str, presets: tuple[str, ...], values:
     return replace(base, **{n: convert(v, known[n], f"{kind}'s {n}") for n, v in given.items()})  # type: ignore[type-var]
 
 
-def _from_file(path: Path, name: str) -> type[Method]:
-    classes = {cls.__name__: cls for cls in _defined(files.module(path, f"the method {name}"), Method).values()}
+def _from_file(path: Path, name: str, base: type[V], kind: str) -> type[V]:
+    classes = {cls.__name__: cls for cls in _defined(files.module(path, f"the {kind} {name}"), base).values()}
     if name not in classes:
-        raise unknown(f"method in {path}", name, classes)
+        raise unknown(f"{kind} in {path}", name, classes)
     cls = classes[name]
     if vars(cls).get("__annotations__") and "__dataclass_fields__" not in vars(cls):
         raise CoterieError(f"{name} in {path} has options but is no dataclass; write @dataclass(frozen=True) above it.")

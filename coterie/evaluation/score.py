@@ -7,23 +7,36 @@ from typing import Any
 
 import numpy as np
 
+from coterie.contract.metric import Scale
+from coterie.metrics.accuracy import Accuracy
+
 Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+LOSS = Scale("loss", "loss", higher=False)
+"""How a loss of no particular name is read."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One stage of one evaluation, per client: `loss`, `accuracy` (classification) on test and on validation data."""
+    """One stage of one evaluation, per client: metrics on test and on validation data, and which of them is read."""
 
     clients: np.ndarray[Any, np.dtype[np.int64]]  # [c]
     samples: np.ndarray[Any, np.dtype[np.int64]]  # [c] test samples
     steps: np.ndarray[Any, np.dtype[np.int64]]  # [c] local steps spent to make the model that was scored
     test: dict[str, Array]  # metric -> [c], NaN for clients without test data
     val: dict[str, Array]
+    chosen: Scale | None = None  # the metric that decides; None in records that do not say
+
+    @property
+    def scale(self) -> Scale:
+        """The metric people read; where nobody chose one, accuracy if there is such, else the loss."""
+        return self.chosen or (Accuracy().scale if "accuracy" in self.test else LOSS)
 
     @property
     def metric(self) -> str:
-        """The metric people read: accuracy where there are classes, else the loss (mean squared error)."""
-        return "accuracy" if "accuracy" in self.test else "loss"
+        """Its name."""
+        return self.scale.name
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def summary(values: Array, samples: np.ndarray[Any, Any], higher_is_better: bool
 
 def summarise(scores: Scores) -> Summary:
     """The summary of a stage's test metric."""
-    return summary(scores.test[scores.metric], scores.samples, scores.metric == "accuracy")
+    return summary(scores.test[scores.metric], scores.samples, scores.scale.higher)
 
 
 def validation_score(scores: Scores) -> tuple[float, float]:

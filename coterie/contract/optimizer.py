@@ -1,0 +1,72 @@
+"""What an optimizer is: an element-wise rule that turns gradients into steps, for clients and for the server alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from coterie.errors import CoterieError
+
+Number = float | Tensor
+"""One number for all, or a tensor that broadcasts over what it is used with."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Base of every optimizer. Subclasses are frozen dataclasses of options in files of `coterie/optimizers`.
+
+    A step is element-wise, so that it works on any tensor: one layer of one model, or the rows of a whole federation.
+    Its memory is `slots`, tensors like the one that is stepped, 0 at first. With a learning rate of 0 nothing moves
+    but the memory.
+    """
+
+    lr: float | None = field(default=None, kw_only=True)
+    """Step size at the server; clients step by the run's learning rate."""
+    keep: bool = field(default=False, kw_only=True)
+    """Whether a client keeps the memory from round to round; otherwise it is fresh each time."""
+
+    name: ClassVar[str]
+    slots: ClassVar[tuple[str, ...]] = ()
+    cite: ClassVar[str] = ""
+    at_server: ClassVar[Mapping[str, Any]] = {}
+    """Options whose defaults differ at the server; `lr` is one of them."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__.lower()
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step is `row - lr * gradient` and nothing is remembered."""
+        return False
+
+    def __post_init__(self) -> None:
+        if self.lr is not None:
+            self.positive("lr")
+        self.check()
+
+    def check(self) -> None:
+        """Raise a CoterieError for options that cannot be meant."""
+
+    def share(self, name: str) -> None:
+        """Raise unless the option of this name is at least 0 and below 1, as a share of the past must be."""
+        if not 0 <= getattr(self, name) < 1:
+            raise CoterieError(f"{self.name}'s {name} must be at least 0 and below 1, not {getattr(self, name)}.")
+
+    def positive(self, name: str, or_zero: bool = False) -> None:
+        """Raise unless the option of this name is a positive number, or 0 where that is allowed."""
+        value = getattr(self, name)
+        if not (0 < value < math.inf or (or_zero and value == 0)):
+            raise CoterieError(f"{self.name}'s {name} must be {'at least 0' if or_zero else 'positive'}, not {value}.")
+
+    def step(self, row: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: Number, count: Number) -> None:
+        """Move `row` and `state`, in place, by one step; the `gradient` may be overwritten.
+
+        `count` is the number of this step, from 1. `lr` and `count` are numbers, or tensors that broadcast.
+        """
+        raise NotImplementedError
