@@ -223,15 +223,16 @@ def batches(key, n, batch, steps):
     return found[:steps]
 
 
-def sgd(sim, client, row, steps, lr=None, key=None, part="all", correct=None, objective=None, split="train"):
-    """Plain SGD of one client with torch.optim on the actual module: the row, and (loss, samples) before each step."""
+def sgd(sim, client, row, steps, lr=None, key=None, part="all", correct=None, objective=None, split="train",
+        optimizer=torch.optim.SGD, clip=None):
+    """One client with torch.optim (plain SGD) on the actual module: the row, and (loss, samples) before each step."""
     key = stream(sim, client) if key is None else key
     module = sim.layout.load(copy.deepcopy(sim.init.module).double(), row)
     if isinstance(module, Dropped):
         module.first, module.second = Masked(0.3), Masked(0.5)
     names = {entry.name for entry in sim.layout.within(part) if entry.trainable}
     tensors = dict(module.named_parameters())
-    optimizer = torch.optim.SGD([tensors[name] for name in names], lr=sim.training.lr if lr is None else lr)
+    optimizer = optimizer([tensors[name] for name in names], lr=sim.training.lr if lr is None else lr)
     x, y = sim.federation.client(client, split)
     x = x.double() if x.is_floating_point() else x
     losses = []
@@ -256,6 +257,8 @@ def sgd(sim, client, row, steps, lr=None, key=None, part="all", correct=None, ob
         if correct is not None:
             for name in names:
                 tensors[name].grad = correct(name, tensors[name].grad, tensors[name].detach())
+        if clip is not None:
+            nn.utils.clip_grad_norm_([tensors[name] for name in names], clip)
         optimizer.step()
         losses.append((loss.item(), len(chosen)))
     return sim.layout.row(module, torch.float64), losses

@@ -15,6 +15,7 @@ from coterie import streams
 from coterie.contract.engine import Correct, Effort, Engine, FloatArray, IntArray, Split, Step, Sum, Until
 from coterie.contract.layout import Layout, declare_head
 from coterie.contract.net import Batch, Given, Net, Objective
+from coterie.contract.optimizer import Optimizer
 from coterie.contract.records import Record
 from coterie.errors import CoterieError
 
@@ -89,6 +90,13 @@ class LocalTraining:
     epochs: int = 1
     steps: int | None = None
     lr: float = 0.05
+    optimizer: Optimizer | None = None  # None is plain SGD
+    clip: float | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step is `row - lr * gradient`."""
+        return self.optimizer is None and self.clip is None
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,8 @@ class Cohort:
         self.engine, self.members = engine, members  # for whoever computes cohorts; methods use the words below
         self.left: Tensor | None = None  # rows as the last plain training left them, for the policy of local buffers
         self.spent = np.zeros(self.size, dtype=np.int64)  # local steps taken so far, for the evaluator
+        self.memory: dict[str, Tensor] | None = None  # what optimizers remember, `[C, ...]`; None: nothing is kept
+        self._trainings = 0  # so far in this cohort, each of which has a memory of its own
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
@@ -229,7 +239,13 @@ class Cohort:
         return torch.from_numpy(self.engine.steps(self.members.places, effort)).to(self.engine.device)
 
     def descent(self, start: Tensor, end: Tensor) -> Tensor:
-        """(start - end) / (tau lr) `[C, D]`: the mean gradient along this round's tau steps of SGD; 0 for buffers."""
+        """(start - end) / (tau lr) `[C, D]`: the mean gradient along this round's tau steps of SGD; 0 for buffers.
+
+        That is so for plain steps only; with another optimizer or a clip it raises.
+        """
+        if not self.members.local.plain:
+            raise CoterieError("the way that a model went tells its mean gradient for plain steps only; set "
+                               "optimizer=sgd and clip=none.")
         tau = self.steps().clamp(min=1).to(end.dtype)[:, None]
         return self.layout.put((start - end) / (tau * self.lr), "buffers", end.new_zeros(()))
 
@@ -290,10 +306,11 @@ class Cohort:
         lr: float | None = None, part: str = "all", correct: Correct | None = None,
         objective: Objective | None = None, clip: float | None = None, distinct: bool = False, purpose: str = "train",
     ) -> Tensor:
-        """Local SGD from `rows [C, (K,) D]`: E epochs (or `steps`) on the trainable tensors of `part`.
+        """Local training from `rows [C, (K,) D]`: E epochs (or `steps`) on the trainable tensors of `part`.
 
-        The K models of a client see the same batches (`distinct` gives each its own order) and the same `given`.
-        `clip` bounds the norm of each step's (corrected) gradient.
+        The K models of a client see the same batches (`distinct` gives each its own order) and the same `given`. Steps
+        are those of the run's optimizer along `correct(gradient)`. `clip` bounds the norm of that in each step, beside
+        the run's own clip.
         """
         return self.train_watched(
             rows, given, epochs=epochs, steps=steps, lr=lr, part=part, correct=correct, objective=objective,
@@ -315,10 +332,14 @@ class Cohort:
         if still or not any(entry.trainable for entry in self.layout.within(part)):
             return rows.clone(), self.loss(rows) if watch else rows.new_zeros(rows.shape[:-1])
         self.spent = self.spent + self.engine.steps(self.members.places, effort)
-        chosen = self.members.local.lr if lr is None else lr
-        new, loss = self.engine.train(
-            self.members.places, rows, _tensors(given), effort, chosen, part, correct, objective, clip, watch
+        local = self.members.local
+        chosen = local.lr if lr is None else lr
+        bounds = [bound for bound in (clip, local.clip) if bound is not None]
+        new, loss, memory = self.engine.train(
+            self.members.places, rows, _tensors(given), effort, chosen, part, correct, objective,
+            min(bounds, default=None), watch, local.optimizer, self._recall(),
         )
+        self._keep(memory)
         if self.members.frozen_buffers:
             new = self.layout.put(new, "buffers", self.layout.cut(rows, "buffers"))
         if purpose == "train":
@@ -336,8 +357,11 @@ class Cohort:
         batches a step come as a tuple (stream 0 is the one plain training would use); `fraction` uses a part of the
         samples; `until(state) -> [C]` is asked after each pass which clients are done. `given.lr` is the learning
         rate. A state named `row` is the model whose running statistics a client keeps under the policy of local
-        buffers.
+        buffers. What a method's own step does is no optimizer's to say: as plain training (`purpose`) it is refused
+        unless the run's steps are plain.
         """
+        if purpose == "train" and not self.members.local.plain:
+            raise CoterieError("inner steps of a method's own are plain ones; set optimizer=sgd and clip=none.")
         effort = self.effort(epochs, steps, purpose, fraction=fraction, streams=streams)
         chosen, begun = self.members.local.lr if lr is None else lr, _tensors(state)
         out, taken = self.engine.loop(self.members.places, step, begun, _tensors(given), effort, chosen, until)
@@ -350,6 +374,18 @@ class Cohort:
         return type(state).of(out) if isinstance(state, Record) else out  # type: ignore[return-value]
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _recall(self) -> dict[str, Tensor] | None:
+        """What the optimizer of this training remembers of the last round; nothing yet, or None where none is kept."""
+        if self.memory is None:
+            return None
+        word = f"{self._trainings}."
+        return {name.removeprefix(word): t for name, t in self.memory.items() if name.startswith(word)}
+
+    def _keep(self, memory: Mapping[str, Tensor]) -> None:
+        if self.memory is not None:
+            self.memory |= {f"{self._trainings}.{name}": t for name, t in memory.items()}
+        self._trainings += 1
 
     def effort(self, epochs: int | None, steps: int | None, purpose: str, **options: Any) -> Effort:
         """What is asked of an engine; without epochs and steps, this round's training."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from coterie.contract.layout import Layout
 from coterie.contract.net import Batch, Given, Net, Objective
+from coterie.contract.optimizer import Optimizer
 
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
@@ -106,12 +107,14 @@ class Engine(Protocol):
     def train(
         self, ids: IntArray, rows: Tensor, given: Tensors, effort: Effort, lr: Rate, part: str = "all",
         correct: Correct | None = None, objective: Objective | None = None, clip: float | None = None,
-        watch: bool = True,
-    ) -> tuple[Tensor, Tensor]:
-        """Local SGD, `row <- row - lr * clipped(correct(gradient))`, on the trainable tensors of `part`.
+        watch: bool = True, optimizer: Optimizer | None = None, memory: Tensors | None = None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Local steps along `clipped(correct(gradient))`, on the trainable tensors of `part`: plain SGD, or the
+        `optimizer`'s, from the `memory` that an earlier call returned or from a fresh one.
 
-        Returns the trained rows and the mean loss of the last pass `[C, (K)]`, 0 where nobody watches it. Running
-        statistics move with every batch of more than one sample.
+        Returns the trained rows, the mean loss of the last pass `[C, (K)]`, 0 where nobody watches it, and the memory:
+        the optimizer's slots `[C, (K,) D]` and `count [C, (K)]`. Running statistics move with every batch of more than
+        one sample.
         """
         ...
 

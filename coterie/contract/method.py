@@ -87,6 +87,8 @@ class Method:
     """The spelling of a variant that uploads updates alone, where the method itself uploads more."""
     presets: ClassVar[tuple[str, ...]] = ()
     """Class methods that build a named variant, e.g. `official`: the program its authors released."""
+    hook: ClassVar[str] = ""
+    """What the method does to gradients, and what that means where the optimizer is not plain SGD."""
     by_model: ClassVar[str] = ""
     """The name under which `report` says how much each of the few models was used in the round, `[K]`."""
 
@@ -145,6 +147,10 @@ class Method:
         return row
 
     # -- words every method has ------------------------------------------------------------------------------------
+
+    def only_plain(self) -> str:
+        """Why clients can take no steps but plain SGD's, `row - lr * gradient`; empty where any optimizer will do."""
+        return ""
 
     def check(self, population: int, layout: Layout) -> None:
         """Raise a CoterieError before the first round if this method cannot run with these clients or this model."""

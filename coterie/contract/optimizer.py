@@ -30,7 +30,6 @@ class Optimizer:
     """Whether a client keeps the memory from round to round; otherwise it is fresh each time."""
 
     name: ClassVar[str]
-    slots: ClassVar[tuple[str, ...]] = ()
     cite: ClassVar[str] = ""
     at_server: ClassVar[Mapping[str, Any]] = {}
     """Options whose defaults differ at the server; `lr` is one of them."""
@@ -39,6 +38,11 @@ class Optimizer:
         super().__init_subclass__()
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of its memory."""
+        return ()
 
     @property
     def plain(self) -> bool:

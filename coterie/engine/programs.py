@@ -7,6 +7,7 @@ prefix of the stack.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from coterie import streams
 from coterie.contract.engine import Correct, Rate, Step, Tensors
 from coterie.contract.layout import Entry
 from coterie.contract.net import Batch, Given, Objective, default_objective
+from coterie.contract.optimizer import Number, Optimizer
+from coterie.engine.blocks import Blocks
 from coterie.engine.capture import Pool, Steps
 from coterie.engine.direct import Chain, Target
 from coterie.engine.packing import Packed
-from coterie.engine.resident import Resident, require_state
+from coterie.engine.resident import COUNT, Resident, clipping, require_state
 from coterie.engine.trial import threads
 
 Short = tuple[int, int] | None
@@ -204,18 +207,38 @@ class Program:
         return weight.sum(1) == weight.shape[1] if full else weight.sum(1) > 0
 
 
-class Sgd(Program):
-    """`row <- row - lr * correct(gradient of the objective)`, in place on the views of the trained tensors."""
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of a gradient: the method's hook, then the clip, then the optimizer's step, or a plain one."""
 
-    def __init__(
-        self, engine: Slots, trained: list[Entry], objective: Objective, correct: Correct | None,
-        clip: float | None = None,
-    ) -> None:
+    optimizer: Optimizer | None = None
+    correct: Correct | None = None
+    clip: float | None = None
+    keep: bool = False  # whether the optimizer's memory is read afterwards
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step is `row - lr * gradient` with the gradient as it is."""
+        return self.optimizer is None and self.correct is None and self.clip is None
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return () if self.optimizer is None else self.optimizer.slots
+
+    def step(self, row: Tensor, gradient: Tensor, memory: Tensors, lr: Number, count: Number) -> None:
+        """Move `row`, and the memory, along a gradient that was corrected and clipped."""
+        if self.optimizer is not None:
+            self.optimizer.step(row, gradient, memory, lr, count)
+        else:
+            row.addcmul_(gradient, torch.as_tensor(lr), value=-1)
+
+
+class Descent(Program):
+    """One local step along the gradient of an objective, in place on the views of the trained tensors; see `Rule`."""
+
+    def __init__(self, engine: Slots, trained: list[Entry], objective: Objective, rule: Rule) -> None:
         super().__init__(engine)
-        self.trained = trained
-        self.objective = objective
-        self.correct = correct
-        self.clip = clip
+        self.trained, self.objective, self.rule = trained, objective, rule
 
     def _advance(self, where: slice, index: Tensor, short: Short) -> None:
         engine, net = self.engine, self.engine.net
@@ -238,25 +261,45 @@ class Sgd(Program):
         found = engine.each(one, {**trainable, **fixed}, (Batch(x, y, weight, keys),), given)
         loss = found.pop("")
         self.losses[:, where].index_copy_(0, place, loss.detach()[None].to(self.losses.dtype))
-        self._move(trainable, found, given, self._rate(where, moving))
+        self._move(trainable, found, where, moving)
         for name, old in before.items():
             assert moving is not None
-            fixed[name].copy_(torch.where(moving.view(-1, *(1,) * (old.ndim - 1)), fixed[name], old))
+            fixed[name].copy_(torch.where(_wide(moving, old), fixed[name], old))
 
-    def _move(self, trainable: Tensors, found: Tensors, given: Tensors, lr: Tensor) -> None:
-        """`row <- row - lr * correct(gradient)`, clipped; `lr` is one number or one per slot `[slots]`."""
-        gradients = [self._corrected(e, found[e.name], trainable[e.name], given) for e in self.trained]
-        if self.clip is not None:
-            squares = torch.stack([g.flatten(1).square().sum(1) if g.ndim > 1 else g.square() for g in gradients])
-            lr = lr * (self.clip / squares.sum(0).sqrt().clamp(min=1e-12)).clamp(max=1)  # [slots]
-        for entry, gradient in zip(self.trained, gradients, strict=True):
-            scale = lr if lr.ndim == 0 else lr.view(-1, *(1,) * len(entry.shape))
-            trainable[entry.name].addcmul_(gradient, scale, value=-1)
+    def _move(self, trainable: Tensors, found: Tensors, where: slice, moving: Tensor | None) -> None:
+        """One step of the slots along their gradients, by the rule.
+
+        In a stack of which only some are moving, what the optimizer remembers of the others stays as it is.
+        """
+        found, lr = self._directions(trainable, found, where), self._rate(where, moving)
+        mine = {name: self.state[name][where] for name in self.rule.slots}
+        guarded = moving if self.rule.keep or self.engine.net.batch_statistics else None
+        before = {name: t.clone() for name, t in mine.items()} if guarded is not None else {}
+        count = lr
+        if COUNT in self.state:  # a slot that has not begun is stepped, at a rate of 0, as if by its first step
+            count = self.state[COUNT][where].add_(1 if moving is None else moving).clamp(min=1)
+        views = {name: self.engine.layout.views(t, self.trained) for name, t in mine.items()}
+        for name, row in trainable.items():
+            memory = {slot: of[name] for slot, of in views.items()}
+            self.rule.step(row, found[name].contiguous(), memory, _wide(lr, row), _wide(count, row))
+        for slot, old in before.items():
+            assert guarded is not None
+            mine[slot].copy_(torch.where(guarded[:, None], mine[slot], old))
+
+    def _directions(self, trainable: Tensors, found: Tensors, where: slice) -> Tensors:
+        """The gradients after the method's hook, each slot's scaled to a norm of at most `clip`."""
+        if self.rule.correct is not None:
+            given = {name: t[where] for name, t in self.given.items()}
+            found = {e.name: self._corrected(e, found[e.name], trainable[e.name], given) for e in self.trained}
+        if self.rule.clip is None:
+            return found
+        squares = torch.stack([g.flatten(1).square().sum(1) if g.ndim > 1 else g.square() for g in found.values()])
+        scale = clipping(squares.sum(0).sqrt(), self.rule.clip)  # [slots]
+        return {name: g * _wide(scale, g) for name, g in found.items()}
 
     def _corrected(self, entry: Entry, gradient: Tensor, value: Tensor, given: Tensors) -> Tensor:
-        if self.correct is None:
-            return gradient
-        size, correct = self.engine.layout.size, self.correct
+        assert self.rule.correct is not None
+        size, correct = self.engine.layout.size, self.rule.correct
         cut = {
             n: self.engine.layout.views(t, [entry])[entry.name] if t.ndim > 1 and t.shape[-1] == size else t
             for n, t in given.items()
@@ -264,18 +307,20 @@ class Sgd(Program):
         return vmap(lambda g, v, c: correct(g, v, Given(**c)))(gradient, value, cut)
 
 
-class Direct(Sgd):
+def _wide(each: Tensor, like: Tensor) -> Tensor:
+    """One number a slot `[slots]` so that it broadcasts over `like [slots, ...]`; a single number as it is."""
+    return each if each.ndim == 0 else each.view(-1, *(1,) * (like.ndim - 1))
+
+
+class Direct(Descent):
     """The same for the task's mean loss of a chain of layers, which knows its gradient (`direct`)."""
 
     BLOCK = 1 << 24  # bytes of samples gathered at once on a host
     SMALL = 3e7  # FLOP of a step below which a second thread costs more than it brings
 
-    def __init__(
-        self, engine: Slots, chain: Chain, samples: Tensor, trained: list[Entry], correct: Correct | None,
-        clip: float | None,
-    ) -> None:
+    def __init__(self, engine: Slots, chain: Chain, samples: Tensor, trained: list[Entry], rule: Rule) -> None:
         """`samples` are the engine's data as the chain takes them."""
-        super().__init__(engine, trained, default_objective, correct, clip)
+        super().__init__(engine, trained, default_objective, rule)
         self.chain, self.samples = chain, samples
 
     def _go(self, packed: Packed, prefixes: list[int]) -> None:
@@ -292,48 +337,107 @@ class Direct(Sgd):
         engine = self.engine
         one = self.index[:1, :, : packed.batch].numel() * engine.x[0].numel() * engine.x.element_size()
         block = max(1, self.BLOCK // max(one, 1))
-        views, active = engine.layout.views(self.state["row"]), len(self.state["row"])
-        # Batched products write into contiguous tensors; into views of rows they go model by model.
-        whole = tensors = {name: t.contiguous() for name, t in views.items()}
+        stack = _Stack(self) if self.rule.plain else _Blocked(self)
         for first in range(0, len(prefixes), block):
             x, y, weight = engine.gather(self.index[first : first + block, : prefixes[first]], self.samples)
-            target, plain = self.chain.target(y, weight), self.correct is None and self.clip is None
-            slope = self.chain.scaled(target, -self._rate(slice(0, prefixes[first]))) if plain else target
+            target = self.chain.target(y, weight)
+            slope = self.chain.scaled(target, -self._rate(slice(0, prefixes[first]))) if self.rule.plain else target
             inputs, values, shares = x.unbind(), slope.value.unbind(), slope.share.unbind()
             outputs: Tensor | None = None
             for step, prefix in enumerate(prefixes[first : first + block]):
                 near = slice(0, prefix)
-                if prefix != active:
-                    tensors, active = {name: t[near] for name, t in whole.items()}, prefix
-                aim = Target(values[step][near], shares[step][near])
-                out = self._descend(tensors, near, inputs[step][near], aim, None if plain else self._rate(near))
+                stack.cut(prefix)
+                out = stack.descend(inputs[step][near], Target(values[step][near], shares[step][near]))
                 if self.watched:
                     if outputs is None:
                         outputs = out.new_zeros(len(x), *out.shape)
                     outputs[step, near] = out
             if outputs is not None:
                 self.losses[first : first + len(x), : prefixes[first]] = self.chain.loss(outputs, target)
-        for entry in self.trained:
-            views[entry.name].copy_(whole[entry.name])
+        stack.cut(0)
 
     def _advance(self, where: slice, index: Tensor, short: Short) -> None:
         x, y, weight = self.engine.gather(index, self.samples)
         moving = self._moving(weight, short)
-        lr = self._rate(where, moving)
-        tensors = self.engine.layout.views(self.state["row"][where])
-        target = self.chain.target(y, weight)
-        loss = self.chain.loss(self._descend(tensors, where, x, target, lr), target)
+        rows = self.state["row"][where]
+        tensors, target = self.engine.layout.views(rows), self.chain.target(y, weight)
+        trainable = {entry.name: tensors[entry.name] for entry in self.trained}
+        if self.rule.plain:
+            outputs = self.chain.descend(tensors, x, target, -self._rate(where, moving), trainable)
+        else:
+            found = self.engine.layout.views(torch.empty_like(rows), self.trained)
+            outputs = self.chain.descend(tensors, x, target, None, found, keep=False)
+            self._move(trainable, found, where, moving)
+        loss = self.chain.loss(outputs, target)
         self.losses[:, where].index_copy_(0, self._place(short), loss[None].to(self.losses.dtype))
 
-    def _descend(self, tensors: Tensors, where: slice, x: Tensor, target: Target, lr: Tensor | None) -> Tensor:
-        """One step of the slots with these tensors; returns the outputs before it. Without `lr` it is in the target."""
-        trainable = {entry.name: tensors[entry.name] for entry in self.trained}
-        if self.correct is None and self.clip is None:
-            return self.chain.descend(tensors, x, target, None if lr is None else -lr, trainable)
-        assert lr is not None
-        found = {name: torch.empty_like(t, memory_format=torch.contiguous_format) for name, t in trainable.items()}
-        outputs = self.chain.descend(tensors, x, target, None, found, keep=False)
-        self._move(trainable, found, {name: t[where] for name, t in self.given.items()}, lr)
+
+class _Stack:
+    """The tensors of a direct program between its steps on a host, and one plain step of them.
+
+    Batched products write into contiguous tensors; into views of rows they go model by model.
+    """
+
+    def __init__(self, program: Direct) -> None:
+        self.program, self.active = program, len(program.state["row"])
+        self.views = program.engine.layout.views(program.state["row"])
+        self.whole = self.tensors = {name: t.contiguous() for name, t in self.views.items()}
+
+    def cut(self, models: int) -> None:
+        """Go on with the first so many; with 0 of them the stack is done, and what it computed is in the program."""
+        if not models:
+            for entry in self.program.trained:
+                self.views[entry.name].copy_(self.whole[entry.name])
+        elif models != self.active:
+            self.tensors, self.active = {name: t[:models] for name, t in self.whole.items()}, models
+
+    def descend(self, x: Tensor, target: Target) -> Tensor:
+        """One step; the outputs before it. The learning rate is in the target."""
+        into = {entry.name: self.tensors[entry.name] for entry in self.program.trained}
+        return self.program.chain.descend(self.tensors, x, target, None, into)
+
+
+class _Blocked:
+    """The same for any other rule: rows, gradients and memory lie in vectors, which the rule moves in one call.
+
+    That takes one learning rate and one number of steps for all models; where these differ, it goes tensor by tensor.
+    """
+
+    def __init__(self, program: Direct) -> None:
+        self.program, self.active, self.count = program, len(program.state["row"]), 0
+        layout, trained, state = program.engine.layout, program.trained, program.state
+        names = {entry.name for entry in trained}
+        self.fixed = {n: t.contiguous() for n, t in layout.views(state["row"]).items() if n not in names}
+        self.moved = {name: Blocks.of(layout, trained, state[name]) for name in ("row", *program.rule.slots)}
+        self.gradient = Blocks(layout, trained, state["row"], self.active)
+        self.alike = program.lr.ndim == 0 and not program.rule.keep
+        self.lr = float(program.lr) if self.alike and program.rule.optimizer is not None else 0.0
+
+    def cut(self, models: int) -> None:
+        if models == self.active:
+            return
+        for name, blocks in self.moved.items():
+            blocks.put(self.program.state[name], models)
+        if COUNT in self.program.state:
+            self.program.state[COUNT][models : self.active] += self.count
+        self.moved = {name: blocks.shrunk(models) for name, blocks in self.moved.items()}
+        self.gradient, self.active = self.gradient.shrunk(models), models
+
+    def descend(self, x: Tensor, target: Target) -> Tensor:
+        program, near, self.count = self.program, slice(0, self.active), self.count + 1
+        row, rule = self.moved["row"], program.rule
+        tensors = {**{name: t[near] for name, t in self.fixed.items()}, **row.tensors}
+        outputs = program.chain.descend(tensors, x, target, None, self.gradient.tensors, keep=False)
+        found = program._directions(row.tensors, self.gradient.tensors, near)
+        if self.alike and found is self.gradient.tensors and rule.optimizer is not None:
+            memory = {name: self.moved[name].flat for name in rule.slots}
+            rule.optimizer.step(row.flat, self.gradient.flat, memory, self.lr, self.count)
+            return outputs
+        lr = program._rate(near)
+        count = program.state[COUNT][near] + self.count if COUNT in program.state else lr
+        for name, t in row.tensors.items():
+            memory = {slot: self.moved[slot].tensors[name] for slot in rule.slots}
+            rule.step(t, found[name], memory, _wide(lr, t), _wide(count, t))
         return outputs
 
 

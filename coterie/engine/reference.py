@@ -19,10 +19,11 @@ from coterie import streams
 from coterie.contract.engine import Correct, Effort, IntArray, Rate, Split, Step, Sum, Tensors, Until
 from coterie.contract.layout import Entry
 from coterie.contract.net import Batch, Given, Net, Objective, answer, default_objective
+from coterie.contract.optimizer import Optimizer
 from coterie.data import Federation
 from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.capture import identity
-from coterie.engine.resident import Resident, measured, named, require_state
+from coterie.engine.resident import COUNT, Resident, clipping, measured, named, remembered, require_state
 
 Samples = list[int]
 
@@ -67,30 +68,45 @@ class Reference(Resident):
     def train(
         self, ids: IntArray, rows: Tensor, given: Tensors, effort: Effort, lr: Rate, part: str = "all",
         correct: Correct | None = None, objective: Objective | None = None, clip: float | None = None,
-        watch: bool = True,
-    ) -> tuple[Tensor, Tensor]:
+        watch: bool = True, optimizer: Optimizer | None = None, memory: Tensors | None = None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         identity(objective), identity(correct)
         copies = rows.shape[1] if rows.ndim == 3 else 1
         trained = [entry for entry in self.layout.within(part) if entry.trainable]
         out, losses = rows.reshape(-1, self.layout.size).clone(), rows.new_zeros(len(ids) * copies)
+        kept = {name: t.clone() for name, t in remembered(optimizer, out, memory).items()}
         with self.computing(), torch.enable_grad():
             for slot, (visits,), noise, one_pass in self._slots(ids, copies, effort):
                 mine, seen = _of(given, slot // copies), []
                 rate = float(lr[slot // copies]) if isinstance(lr, Tensor) else lr
-                optimizer = torch.optim.SGD(self._load(out[slot], trained), lr=rate)
+                plain = torch.optim.SGD(self._load(out[slot], trained), lr=rate)
                 for number, (x, y) in enumerate(DataLoader(self.dataset, batch_sampler=visits)):
-                    optimizer.zero_grad()
+                    plain.zero_grad()
                     loss = self._loss(x.to(self.device), y.to(self.device), objective, mine, noise, number)
                     loss.backward()  # type: ignore[no-untyped-call]
                     if correct is not None or clip is not None:
                         self._correct(trained, correct, clip, mine)
-                    optimizer.step()
+                    if optimizer is None:
+                        plain.step()
+                    else:
+                        self._step_by(optimizer, trained, _of(kept, slot), rate)
                     if watch:
                         seen.append((float(loss.detach()), len(y)))
                 out[slot] = self.layout.row(self.net.module, self.dtype)
                 if watch:
                     losses[slot] = sum(v * n for v, n in seen[-one_pass:]) / sum(n for _, n in seen[-one_pass:])
-        return out.view(rows.shape), losses.view(rows.shape[:-1])
+        new = {name: t.view(*rows.shape[:-1], *t.shape[1:]) for name, t in kept.items()}
+        return out.view(rows.shape), losses.view(rows.shape[:-1]), new
+
+    def _step_by(self, optimizer: Optimizer, trained: list[Entry], memory: Tensors, lr: float) -> None:
+        """One step of an optimizer on the module's own tensors; `memory` is one model's, and moves."""
+        count = float(memory[COUNT].add_(1))
+        views = {name: self.layout.views(memory[name], trained) for name in optimizer.slots}
+        for entry in trained:
+            tensor, mine = self.tensors[entry.name], {name: of[entry.name] for name, of in views.items()}
+            gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            with torch.no_grad():
+                optimizer.step(tensor, gradient, mine, lr, count)
 
     def _loss(
         self, x: Tensor, y: Tensor, objective: Objective | None, given: Tensors, noise: Tensor, number: int
@@ -116,7 +132,7 @@ class Reference(Resident):
             gradients = [gradient for entry in trained if (gradient := self.tensors[entry.name].grad) is not None]
             length = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
             for gradient in gradients:
-                gradient.mul_((clip / length.clamp(min=1e-12)).clamp(max=1))
+                gradient.mul_(clipping(length, clip))
 
     def loop(
         self, ids: IntArray, step: Step, state: Tensors, given: Tensors, effort: Effort, lr: Rate,

@@ -13,6 +13,7 @@ from coterie import memory, streams
 from coterie.contract.engine import Effort, IntArray, Split, Tensors
 from coterie.contract.layout import Layout
 from coterie.contract.net import Batch, Given, Net
+from coterie.contract.optimizer import Optimizer
 from coterie.data import SPLITS, Federation
 from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.packing import Packed, pack, steps_of
@@ -81,6 +82,25 @@ class Resident:
             starts[slot], sizes[slot], effort.batch, self.steps(ids, effort)[slot], keys, self.device, first_epoch
         )
         return packed, keys
+
+
+COUNT = "count"
+"""The number of steps that an optimizer has taken, among what it remembers."""
+
+
+def remembered(optimizer: Optimizer | None, rows: Tensor, memory: Tensors | None) -> dict[str, Tensor]:
+    """What an optimizer remembers of `rows [slots, D]`: each of its slots `[slots, D]` and the `count [slots]`."""
+    if optimizer is None:
+        return {}
+    fresh = {**dict.fromkeys(optimizer.slots, rows), COUNT: rows[:, 0]}
+    if not memory:
+        return {name: torch.zeros_like(t) for name, t in fresh.items()}
+    return {name: memory[name].reshape(t.shape) for name, t in fresh.items()}
+
+
+def clipping(length: Tensor, most: float) -> Tensor:
+    """The factor, at most 1, that brings gradients of this norm to a norm of at most `most`, as PyTorch's clipping."""
+    return (most / (length + 1e-6)).clamp(max=1)
 
 
 def scores(net: Net, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:

@@ -16,13 +16,14 @@ from torch import Tensor
 from coterie import memory
 from coterie.contract.engine import Correct, Effort, IntArray, Rate, Split, Step, Sum, Tensors, Until
 from coterie.contract.net import Batch, Given, Net, Objective, default_objective
+from coterie.contract.optimizer import Optimizer
 from coterie.data import Federation
 from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.capture import Pool, identity
 from coterie.engine.direct import Chain
 from coterie.engine.packing import Packed, pack
-from coterie.engine.programs import Custom, Direct, Program, Sgd, Slots
-from coterie.engine.resident import measured, named, scores
+from coterie.engine.programs import Custom, Descent, Direct, Program, Rule, Slots
+from coterie.engine.resident import measured, named, remembered, scores
 
 PACKED_KEPT = 1 << 21
 """Sample numbers (8 bytes each) in the batches for scoring that are kept from one evaluation to the next."""
@@ -51,26 +52,32 @@ class Stacked(Slots):
     def train(
         self, ids: IntArray, rows: Tensor, given: Tensors, effort: Effort, lr: Rate, part: str = "all",
         correct: Correct | None = None, objective: Objective | None = None, clip: float | None = None,
-        watch: bool = True,
-    ) -> tuple[Tensor, Tensor]:
-        """Local SGD from `rows [C, (K,) D]`; returns trained rows and the mean loss of the last pass `[C, (K)]`."""
+        watch: bool = True, optimizer: Optimizer | None = None, memory: Tensors | None = None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Local training from `rows [C, (K,) D]`: trained rows, mean loss of the last pass `[C, (K)]`, memory."""
         copies = rows.shape[1] if rows.ndim == 3 else 1
         trained = [entry for entry in self.layout.within(part) if entry.trainable]
         packed, keys = self.batches(ids, copies, effort)
         functions = identity(objective), identity(correct)
-        key = ("train", *functions, clip, part, copies, packed.batch, _signature(given), isinstance(lr, Tensor))
+        kind = (*functions, clip, part, optimizer, memory is None)
+        key = ("train", *kind, copies, packed.batch, _signature(given), isinstance(lr, Tensor))
+
+        rule = Rule(optimizer, correct, clip, memory is not None)
 
         def build() -> Program:
             if self.chain is not None and objective is None:
-                return Direct(self, self.chain, self._chained, trained, correct, clip)
-            return Sgd(self, trained, objective or default_objective, correct, clip)
+                return Direct(self, self.chain, self._chained, trained, rule)
+            return Descent(self, trained, objective or default_objective, rule)
 
         program = self._program(key, build, packed)
         slots = rows.reshape(len(ids) * copies, -1)
+        state = {"row": slots, **remembered(optimizer, slots, memory)}
         rate = lr.repeat_interleave(copies) if isinstance(lr, Tensor) else lr
         with self.computing():
-            (out,), losses = program.run({"row": slots}, _repeat(given, copies), packed, keys, rate, watch)
-        return out.view(rows.shape), losses.view(rows.shape[:-1])
+            (out, *kept), losses = program.run(state, _repeat(given, copies), packed, keys, rate, watch)
+        names = [name for name in state if name != "row"]
+        new = {name: t.view(*rows.shape[:-1], *t.shape[1:]) for name, t in zip(names, kept, strict=True)}
+        return out.view(rows.shape), losses.view(rows.shape[:-1]), new
 
     def loop(
         self, ids: IntArray, step: Step, state: Tensors, given: Tensors, effort: Effort, lr: Rate,

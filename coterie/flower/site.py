@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +122,15 @@ def described(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _KeptState:
-    """A client's own state and, with buffers=local, its buffers, after its round `round`."""
+    """A client's own state and, with buffers=local, its buffers, after its round `round`.
+
+    `memory` is what its optimizer remembers, with keep=true.
+    """
 
     round: int
     tensors: dict[str, Tensor]
     buffers: Tensor | None = None
+    memory: dict[str, Tensor] = field(default_factory=dict)
 
 
 class _Enrolment:
@@ -217,9 +221,11 @@ class _Enrolment:
 
     def _train(self, payload: Record, own: _KeptState, t: int) -> dict[str, Tensor]:
         cohort = self.clients.at(t, ALONE)
+        cohort.memory = dict(own.memory) if self.clients.remembers else None
         upload, state = local(self.method, cohort, payload, self._record(own))
         kept = self.clients.kept_buffers(cohort)
-        self._save(own, _KeptState(t, state.tensors(), own.buffers if kept is None else kept))
+        buffers = own.buffers if kept is None else kept
+        self._save(own, _KeptState(t, state.tensors(), buffers, cohort.memory or {}))
         return self.clients.without_local_buffers(upload.tensors())
 
     @property
@@ -267,6 +273,7 @@ class _Enrolment:
             if own is not None:
                 tensors |= checkpoint.prefixed(word, own.tensors)
                 tensors |= {} if own.buffers is None else {f"buffers.{word}": own.buffers}
+                tensors |= checkpoint.prefixed(f"memory.{word}", own.memory)
         meta = {
             "experiment": self.job.experiment, "client": self.site.name, "type": self._type,
             "layout": self.clients.layout.digest, "before": None if before is None else before.round,
@@ -286,8 +293,9 @@ class _Enrolment:
 
         def own(word: str) -> _KeptState:
             mine = {name: t.to(device) for name, t in checkpoint.part(tensors, word).items()}
+            memory = {name: t.to(device) for name, t in checkpoint.part(tensors, f"memory.{word}").items()}
             buffers = tensors.get(f"buffers.{word}")
-            return _KeptState(int(meta[word]), mine, None if buffers is None else buffers.to(device))
+            return _KeptState(int(meta[word]), mine, None if buffers is None else buffers.to(device), memory)
 
         return None if meta["before"] is None else own("before"), own("after")
 

@@ -57,6 +57,9 @@ class APFL(FedAvg):
         """The program of PFLlib, which starts with alpha = 1, that is with the own model alone."""
         return cls(alpha=1.0, rho=0.02, form="pfllib", validation=False, printed="served")
 
+    def only_plain(self) -> str:
+        return "its shared and its own model take inner steps of their own"
+
     def join(self, cohort: Cohort, payload: Model) -> Mixture:
         return Mixture(payload.row, payload.row.new_full((cohort.size,), self.alpha))
 

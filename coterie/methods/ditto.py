@@ -31,6 +31,7 @@ class Ditto(FedAvg):
     keeps = "its personal model"
     newcomer = "the shared model"
     cite = "Li et al., Ditto: fair and robust federated learning through personalization, ICML 2021"
+    hook = "lam (v - theta) is a part of the gradient: momentum and means of squares see the regularised objective"
     presets = ("pfllib",)
 
     @classmethod

@@ -80,6 +80,8 @@ class FedAMP(Personal):
     shared = "a mixture of similar clients' models"
     newcomer = "the mean of the clients' models"
     cite = "Huang et al., Personalized cross-silo federated learning on non-IID data, AAAI 2021"
+    hook = "the pull to the mixture is a part of the gradient: momentum and means of squares see the " \
+        "regularised objective"
     averages = False
     presets = ("pfllib", "heur")
 

@@ -46,6 +46,7 @@ class FedDyn(Method):
     keeps = "its linear term"
     newcomer = "the shared model"
     cite = "Acar et al., Federated learning based on dynamic regularization, ICLR 2021"
+    hook = "the dynamic terms are a part of the gradient; g_i moves by where training ended, whatever led there"
     presets = ("pfllib", "flbench")
 
     @classmethod

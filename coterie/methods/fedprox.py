@@ -19,6 +19,7 @@ class FedProx(FedAvg):
     """How strongly clients are held near the received model; 0 is FedAvg."""
 
     cite = "Li et al., Federated optimization in heterogeneous networks, MLSys 2020"
+    hook = "mu (w - theta) is a part of the gradient: momentum and means of squares see the regularised objective"
     presets = ("pfllib",)
 
     @classmethod

@@ -75,6 +75,7 @@ class FedSoft(FewModels, Personal):
     by_model = "importance"
     newcomer = "the mixture of the cluster models by its samples, trained for a round near them"
     cite = "Ruan, Joe-Wong, FedSoft: soft clustered federated learning with proximal local updating, AAAI 2022"
+    hook = "the pull to the cluster models is a part of the gradient: momentum and means of squares see both"
 
     def check(self, population: int, layout: Layout) -> None:
         super().check(population, layout)

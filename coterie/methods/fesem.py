@@ -42,6 +42,7 @@ class FeSEM(Clustered, FewModels):
     shared = "K centres"
     newcomer = "the centre nearest to the mean model after a round of training"
     cite = "Long et al., Multi-center federated learning, World Wide Web 2023"
+    hook = "the pull to the centre is a part of the gradient: momentum and means of squares see both"
 
     def start(self, init: Init) -> Record:
         none = torch.zeros(0, dtype=torch.int64, device=init.row.device)

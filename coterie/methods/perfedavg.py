@@ -41,6 +41,9 @@ class PerFedAvg(FedAvg):
     cite = "Fallah, Mokhtari, Ozdaglar, Personalized federated learning with theoretical guarantees: " \
         "a model-agnostic meta-learning approach, NeurIPS 2020"
 
+    def only_plain(self) -> str:
+        return "its inner and outer steps are the method itself"
+
     def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
         alpha = rows.new_full((cohort.size,), cohort.lr if self.alpha is None else self.alpha)
         streams = 2 if self.order == "first" else 3

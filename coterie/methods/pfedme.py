@@ -43,6 +43,9 @@ class PFedMe(Method):
     newcomer = "the shared model after the inner steps"
     cite = "Dinh, Tran, Nguyen, Personalized federated learning with Moreau envelopes, NeurIPS 2020"
 
+    def only_plain(self) -> str:
+        return "its inner and outer steps are the method itself"
+
     def train(self, cohort: Cohort, rows: Tensor) -> Tensor:
         return cohort.loop(self.step, {"row": rows, "own": rows}, steps=self.batches)["row"]  # w and v, [C, D] each
 

@@ -40,6 +40,10 @@ class SCAFFOLD(FedAvg):
     keeps = "its control variate"
     down = up = "2"
     cite = "Karimireddy et al., SCAFFOLD: stochastic controlled averaging for federated learning, ICML 2020"
+    hook = "c - c_i is added to the gradient before the optimizer sees it; with variate=path only plain SGD is taken"
+
+    def only_plain(self) -> str:
+        return "" if self.variate == "gradient" else "variate=path reads the mean gradient off the way a model went"
 
     def start(self, init: Init) -> Record:
         return Steered(init.row, torch.zeros_like(init.row))

@@ -23,8 +23,11 @@ class Adagrad(Optimizer):
 
     cite = "Duchi, Hazan, Singer, Adaptive subgradient methods, JMLR 2011; at the server: Reddi et al., Adaptive " \
         "federated optimization, ICLR 2021"
-    slots = ("square",)
     at_server: ClassVar[Mapping[str, Any]] = {"lr": 0.01, "eps": 1e-3}
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("square",)
 
     def check(self) -> None:
         self.positive("eps")

@@ -34,8 +34,11 @@ class Adam(Optimizer):
 
     cite = "Kingma, Ba, Adam: a method for stochastic optimization, ICLR 2015; at the server: Reddi et al., Adaptive " \
         "federated optimization, ICLR 2021"
-    slots = ("mean", "square")
     at_server: ClassVar[Mapping[str, Any]] = {"lr": 0.01, "beta2": 0.99, "eps": 1e-3, "corrected": False}
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("mean", "square")
 
     def check(self) -> None:
         self.share("beta1")

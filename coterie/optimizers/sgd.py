@@ -29,8 +29,11 @@ class SGD(Optimizer):
 
     cite = "Sutskever et al., On the importance of initialization and momentum in deep learning, ICML 2013; at the " \
         "server: Hsu, Qi, Brown, Measuring the effects of non-identical data distribution, 2019"
-    slots = ("velocity",)
     at_server: ClassVar[Mapping[str, Any]] = {"lr": 1.0}
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("velocity",) if self.momentum else ()
 
     @property
     def plain(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie import streams
+from coterie import registry, streams
 from coterie.contract import records
 from coterie.contract.cohort import Cohort, Init, LocalTraining, Members
 from coterie.contract.engine import Engine, FloatArray, IntArray
@@ -60,6 +60,8 @@ class Clients:
                 precision=training.precision, kernels=training.kernels, capture=training.capture, batch=training.batch,
                 several=self.population > 1, earlier=choices,
             )
+        chosen = registry.optimizer(training.optimizer)
+        self.optimizer = None if chosen.plain else chosen
         self._names = streams.integers("client", self.federation.names)
         self._histogram = self.federation.histogram("train")  # [clients, classes]
 
@@ -75,11 +77,18 @@ class Clients:
     ) -> Cohort:
         """These clients as a cohort of round t; `local` is what they do there, unless it is the run's training."""
         training = self.training
-        planned = LocalTraining(training.batch, training.epochs, training.steps, training.lr_at(t))
+        planned = LocalTraining(
+            training.batch, training.epochs, training.steps, training.lr_at(t), self.optimizer, training.clip
+        )
         return Cohort(self.engine, Members(
             places=ids, numbers=ids + self.first, names=self._names[ids], histogram=self._histogram[ids], round=t,
             local=local or planned, inits=(self.init,), pace=pace, frozen_buffers=training.buffers == "server",
         ))
+
+    @property
+    def remembers(self) -> bool:
+        """Whether clients keep what their optimizer remembers from round to round."""
+        return self.optimizer is not None and self.optimizer.keep
 
     def receive(self, payload: Record, own: Tensor) -> Record:
         """A payload `[C, ...]` whose models have the clients' own buffers `[C, (K,) B]`, with buffers=local."""

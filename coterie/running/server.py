@@ -49,15 +49,20 @@ class Server:
         self.method, self.init, self.training = method, init, training
         self.layout, self.device = init.layout, init.row.device
         if state is None:
-            self.refuse_early(method, init.population, init.layout)
+            self.refuse_early(method, init.population, init.layout, training)
         self.guard = Guard.of(method, training, init.population)
         self.nobody: dict[str, Tensor] = {}  # the uploads of no client `[0, ...]`, with privacy on
         self.state: Record = method.start(init) if state is None else state
 
     @staticmethod
-    def refuse_early(method: Method, population: int, layout: Layout) -> None:
-        """Raise if the method or its aggregator cannot work with so many clients or this model; nothing is built."""
+    def refuse_early(method: Method, population: int, layout: Layout, training: Training) -> None:
+        """Raise if the method, its aggregator or the clients' optimizer cannot work together with so many clients or
+        this model; nothing is built."""
         method.check(population, layout)
+        why = method.only_plain()
+        if why and not training.plain:
+            asked = f"clip={training.clip:g}" if training.clip is not None else f"optimizer={training.optimizer}"
+            raise CoterieError(f"{method.name} trains by plain SGD alone: {why}; leave out {asked}.")
         plugged = method.aggregator
         if population < plugged.minimum:
             raise CoterieError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from coterie import memory
 from coterie.contract import records
 from coterie.contract.algebra import between
-from coterie.contract.cohort import Cohort, Init, LocalTraining
+from coterie.contract.cohort import Cohort, Init
 from coterie.contract.engine import FloatArray, IntArray
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
@@ -41,6 +42,9 @@ from coterie.running.together import Call, Course, alone
 from coterie.running.training import Training
 
 __all__ = ["ModelLike", "Simulation"]
+
+MEMORY = "memory"
+"""What a checkpoint calls that which the clients' optimizers remember (`memory.0.velocity`, ...)."""
 
 
 class Simulation(Clients):
@@ -74,6 +78,7 @@ class Simulation(Clients):
         `wave` is how many clients a resumed run computes at once: sums over other waves would differ in the last bits.
         """
         self._statistics: Store | None = None  # the clients' own buffers, with buffers=local
+        self._memory: Store | None = None  # what their optimizers remember, with keep=true
         ids = np.arange(self.arrived)
         self.wave = wave or self._wave(1)
         self.server = self.admitted(ids)
@@ -94,8 +99,8 @@ class Simulation(Clients):
 
     def _rehearse(self) -> None:
         """One step of one client, thrown away, shows what clients would upload before they do."""
-        ids, step = np.arange(1), LocalTraining(self.training.batch, 1, 1, self.training.lr)
-        cohort = self.at(0, ids, local=step)
+        ids = np.arange(1)
+        cohort = self.at(0, ids, local=replace(self.at(0, ids).members.local, epochs=1, steps=1))
         self.server.rehearse(local(self.method, cohort, self.payload(ids), self._own(ids))[0].tensors())
 
     def round(self) -> Round:
@@ -117,12 +122,13 @@ class Simulation(Clients):
             for number, wave in enumerate(parts):
                 place = np.searchsorted(answering, wave)
                 cohort = self.cohort(wave, None if pace is None else pace[place])
-                payload = self.payload(wave)
+                payload, cohort.memory = self.payload(wave), self._recalled(wave)
                 sent, state = yield Call(local, self.method, cohort, (payload, self._own(wave)))
                 down, up = self.traffic(payload.tensors(), "down"), self.traffic(sent.tensors(), "up")
                 uploads.append(self.without_local_buffers(sent.tensors()))
                 self._ahead(parts[number + 1 :] or self._first_of_round(t + 1))
                 self._keep(wave, state.tensors(), self.kept_buffers(cohort))
+                self._remember(wave, cohort.memory)
             ids, n, share = self._weighed(answering)
             stacked = self.server.stacked(uploads)
             report = self.server.merge(Uploads(stacked, ids, n, share, self.arrived, t, self.layout))
@@ -274,6 +280,8 @@ class Simulation(Clients):
         each = sum(records.bytes_each(joined.tensors()).values())
         if self.training.buffers == "local":
             each += sum(entry.size for entry in self.layout.within("buffers")) * self.dtype.itemsize
+        if self.optimizer is not None and self.optimizer.keep:
+            each += len(self.optimizer.slots) * self.layout.size * self.dtype.itemsize
         wanted = self.training.state
         everyone = self.training.participation == 1
         place = store.choose(each * self.population, everyone, self.device) if wanted == "auto" else wanted
@@ -308,12 +316,25 @@ class Simulation(Clients):
                 self._statistics.replace({"buffers": fresh.expand(self.population, *kept.shape[1:])})
             self._statistics.put(ids, {"buffers": kept})
 
+    def _recalled(self, ids: IntArray) -> dict[str, Tensor] | None:
+        """What these clients' optimizers remember `[C, ...]`; nothing before their first round, None without keep."""
+        if not self.remembers:
+            return None
+        return {} if self._memory is None else self._memory.take(ids)
+
+    def _remember(self, ids: IntArray, memory: dict[str, Tensor] | None) -> None:
+        if not memory:
+            return
+        if self._memory is None:  # of clients that have not trained yet: 0, which is fresh
+            self._memory = Store(self.population, self.device, self._states.place)
+            self._memory.open(memory)
+        self._memory.put(ids, memory)
+
     def _ahead(self, parts: Sequence[IntArray]) -> None:
         """Bring the states of the first of these waves to the device while it computes."""
-        if len(parts):
-            self._states.ahead(parts[0])
-            if self._statistics is not None:
-                self._statistics.ahead(parts[0])
+        for held in (self._states, self._statistics, self._memory):
+            if held is not None and len(parts):
+                held.ahead(parts[0])
 
     # -- what travels ----------------------------------------------------------------------------------------------
 
@@ -370,6 +391,8 @@ class Simulation(Clients):
         tensors = self.server.tensors() | checkpoint.prefixed("own", self.own.tensors())
         if self.buffers is not None:
             tensors["buffers"] = self.buffers
+        if self._memory is not None:
+            tensors |= checkpoint.prefixed(MEMORY, self._memory.tables)
         if copies:
             tensors = {name: t.clone() for name, t in tensors.items()}
         meta = {
@@ -401,6 +424,10 @@ class Simulation(Clients):
         if "buffers" in tensors:
             self._statistics = Store(self.population, self.device, self._states.place)
             self._statistics.replace({"buffers": tensors["buffers"]})
+        self._memory = None
+        if remembered := checkpoint.part(tensors, MEMORY):
+            self._memory = Store(self.population, self.device, self._states.place)
+            self._memory.replace(remembered)
         self.rounds_done = int(meta["round"])
 
 

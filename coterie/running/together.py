@@ -267,6 +267,8 @@ def _together(calls: Sequence[Call], poison: bool = False) -> list[Any]:
     for call in calls:
         where = slice(first, first + call.cohort.size)
         call.cohort.spent, call.cohort.left = cohort.spent[where], _cut(cohort.left, where)
+        if not poison:
+            call.cohort.memory = _cut(cohort.memory, where)
         answers.append(_cut(out, where))
         first = where.stop
     return answers
@@ -355,6 +357,8 @@ class Joined(Cohort):
 
     def __init__(self, cohorts: Sequence[Cohort], method: Method, values: Mapping[str, Tensor]) -> None:
         super().__init__(cohorts[0].engine, Members.together([cohort.members for cohort in cohorts]))
+        if cohorts[0].memory is not None:
+            self.memory = records.concatenate([cohort.memory or {} for cohort in cohorts])
         self._method = method
         self._values = {name: t.to(self.engine.device) for name, t in values.items()}
 

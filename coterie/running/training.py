@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from coterie import registry
 from coterie.errors import CoterieError
 from coterie.running.schedules import FACTORS, Schedule
 
@@ -37,7 +38,12 @@ class Training:
     batch: int = 10
     """Batch size; 0 takes all samples of a client at once."""
     lr: float = 0.05
-    """Learning rate of the local SGD."""
+    """Learning rate of local training."""
+    optimizer: str = "sgd"
+    """Clients' steps: sgd, sgd(momentum=0.9,nesterov=true,weight_decay=1e-4), adam, adamw, yogi, adagrad, or a class in
+    a file. What an optimizer remembers is fresh each round, or kept by the client with keep=true."""
+    clip: float | None = None
+    """Largest norm of the gradient of a local step; none does not clip."""
     schedule: Schedule = "constant"
     """How the learning rate changes over rounds: not, times `decay` each round, or as half a cosine to 0."""
     decay: float = 0.99
@@ -91,11 +97,19 @@ class Training:
             raise CoterieError(f"steps must be at least 1, not {self.steps}.")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise CoterieError(f"lr must be a positive number, not {self.lr}.")
+        object.__setattr__(self, "optimizer", registry.called(registry.optimizer(self.optimizer)))
+        if self.clip is not None and not (self.clip > 0 and math.isfinite(self.clip)):
+            raise CoterieError(f"clip must be a positive number or none, not {self.clip}.")
         if not 0 < self.participation <= 1:
             raise CoterieError(f"participation must be above 0 and at most 1, not {self.participation}.")
         for name in ("dropouts", "stragglers"):
             if not 0 <= getattr(self, name) < 1:
                 raise CoterieError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
+
+    @property
+    def plain(self) -> bool:
+        """Whether a client's step is `row - lr * gradient`."""
+        return self.clip is None and registry.optimizer(self.optimizer).plain
 
     def lr_at(self, round: int) -> float:
         """The learning rate of a round."""

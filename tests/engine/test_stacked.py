@@ -674,7 +674,10 @@ def test_a_forward_pass_leaves_the_statistics_of_other_rows_alone(tiny, engine):
 
 @pytest.mark.parametrize("engine", ["stack", "loop"])
 def test_clip_bounds_the_length_of_a_step(tiny, engine):
-    """One full-batch step moves by lr * min(|g|, clip) along the gradient, whose length plain training shows."""
+    """One full-batch step moves by lr * min(|g|, clip) along the gradient, whose length plain training shows.
+
+    As in PyTorch's clip_grad_norm_, a gradient that is too long is divided by |g| + 1e-6.
+    """
     sim = tiny.simulation(batch=0, engine=engine)
     start = tiny.rows(sim)
     cohort = tiny.cohort(sim)
@@ -682,7 +685,7 @@ def test_clip_bounds_the_length_of_a_step(tiny, engine):
     lengths = gradient.norm(dim=1)
     clip = float(lengths.median())  # some are longer, some shorter
     moved = (start - cohort.train(start, clip=clip)) / sim.training.lr
-    expected = gradient * (clip / lengths).clamp(max=1)[:, None]
+    expected = gradient * (clip / (lengths + 1e-6)).clamp(max=1)[:, None]
     torch.testing.assert_close(moved, expected, rtol=1e-9, atol=1e-9)
     assert (lengths > clip).any()
 
@@ -704,7 +707,7 @@ def test_clients_may_have_learning_rates_of_their_own(tiny, model):
     def step(net, s, batch, given):
         return {"row": s.row - given.lr * net.grad(s.row, batch)}
 
-    trained, _ = sim.engine.train(np.arange(4), start, {}, effort, rates)
+    trained, _, _ = sim.engine.train(np.arange(4), start, {}, effort, rates)
     moved, _ = sim.engine.loop(np.arange(4), step, {"row": start[:, 0]}, {}, effort, rates)
     for client, rate in enumerate(rates.tolist()):
         alone = tiny.cohort(sim, [client])
