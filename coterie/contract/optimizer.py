@@ -45,6 +45,14 @@ class Optimizer:
         return ()
 
     @property
+    def running(self) -> tuple[str, float] | None:
+        """Where a step is `v <- share * v + gradient` and `row <- row - lr * v`, the slot v and the share.
+
+        Engines may then add gradients to v where they compute them, instead of calling `step`.
+        """
+        return None
+
+    @property
     def plain(self) -> bool:
         """Whether a step is `row - lr * gradient` and nothing is remembered."""
         return False

@@ -43,18 +43,21 @@ class Target(NamedTuple):
 
 
 class Way(NamedTuple):
-    """One way back through a layer: tensors that receive gradients, whether they keep what they hold, and whether
-    the layer below asks for a gradient too."""
+    """One way back through a layer: tensors that receive gradients, the share that they keep of what they hold, and
+    whether the layer below asks for a gradient too."""
 
     into: Tensors
-    keep: bool
+    share: float
     further: bool
 
     def add(self, name: str | None, gradient: Tensor) -> None:
         """Add a gradient to the tensor of this name, if it wants one."""
         if name is not None and name in self.into:
             held = self.into[name]
-            held.add_(gradient) if self.keep else held.copy_(gradient)
+            if self.share == 0:
+                held.copy_(gradient)
+            else:
+                (held if self.share == 1 else held.mul_(self.share)).add_(gradient)
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,11 @@ class Dense(Layer):
         weight = way.into.get(self.weight or "")
         if weight is not None:
             if weight.dtype == x.dtype:
-                weight.baddbmm_(gradient.mT, x, beta=1 if way.keep else 0)
+                weight.baddbmm_(gradient.mT, x, beta=way.share)
             else:
                 from coterie.engine.kernels import accumulate
 
-                accumulate(weight, gradient, x, way.keep)
+                accumulate(weight, gradient, x, way.share)
         return below
 
 
@@ -264,18 +267,18 @@ class Chain:
         return Target(y.flatten(weight.ndim) if y.ndim > weight.ndim else y.unsqueeze(-1), share)
 
     def descend(
-        self, tensors: Tensors, x: Tensor, target: Target, scale: Tensor | None, into: Tensors, keep: bool = True
+        self, tensors: Tensors, x: Tensor, target: Target, scale: Tensor | None, into: Tensors, share: float = 1.0
     ) -> Tensor:
-        """Add `scale [P]` times the gradient of the mean loss to what is in `into`; returns the outputs `[P, B, C]`.
+        """`into <- share * into + scale [P] * gradient of the mean loss`; returns the outputs `[P, B, C]`.
 
         `x [P, B, ...]` are `samples`. The tensors of `into` may be the parameters themselves: `scale = -lr` is then a
-        step of SGD. Without `keep` what they held is overwritten. Gradients are linear in that of the outputs, so the
-        scale goes there; without one it is in the target (`scaled`).
+        step of SGD. With a share of 0 what they held is overwritten. Gradients are linear in that of the outputs, so
+        the scale goes there; without one it is in the target (`scaled`).
         """
         if self.alone and len(x) > 1:
             return _apart(len(x), lambda p: self.descend(
                 {n: t[p] for n, t in tensors.items()}, x[p], target.at(p),
-                scale if scale is None or scale.ndim == 0 else scale[p], {n: t[p] for n, t in into.items()}, keep,
+                scale if scale is None or scale.ndim == 0 else scale[p], {n: t[p] for n, t in into.items()}, share,
             ))
         kept = []
         for layer in self.layers:
@@ -286,7 +289,7 @@ class Chain:
         if scale is not None:
             gradient.mul_(scale.view(-1, 1, 1))
         lowest = next(i for i, layer in enumerate(self.layers) if layer.weight in into or layer.bias in into)
-        way, last = Way(into, keep, True), Way(into, keep, False)
+        way, last = Way(into, share, True), Way(into, share, False)
         for number in range(len(self.layers) - 1, lowest - 1, -1):
             gradient = self.layers[number].back(tensors, kept.pop(), gradient, way if number > lowest else last)
         return outputs

@@ -147,10 +147,10 @@ def _spread(
 
 @triton.jit
 def _accumulate(
-    weight, gradient, x, weight_p, batch, N: tl.constexpr, K: tl.constexpr, KEEP: tl.constexpr,
+    weight, gradient, x, weight_p, batch, share, N: tl.constexpr, K: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):
-    """weight[p, n, k] (kept, or 0) += sum over b of gradient[p, b, n] * x[p, b, k]."""
+    """weight[p, n, k] = share * weight (kept, or 0) + sum over b of gradient[p, b, n] * x[p, b, k]."""
     p = tl.program_id(1).to(tl.int64)
     tiles: tl.constexpr = (N + BN - 1) // BN
     k = (tl.program_id(0) // tiles) * BK + tl.arange(0, BK)
@@ -167,7 +167,7 @@ def _accumulate(
     place = weight + p * weight_p + (n[:, None] * K + k[None, :])
     real = (n < N)[:, None] & (k < K)[None, :]
     if KEEP:
-        total += tl.load(place, mask=real, other=0.0)
+        total += share * tl.load(place, mask=real, other=0.0)
     tl.store(place, total, mask=real)
 
 
@@ -397,8 +397,8 @@ def _padded(image: Tensor, padding: Pair) -> Tensor:
     return image.contiguous()
 
 
-def accumulate(weight: Tensor, gradient: Tensor, x: Tensor, keep: bool) -> None:
-    """weight += gradient^T x in float32, in place; without `keep`, weight = gradient^T x.
+def accumulate(weight: Tensor, gradient: Tensor, x: Tensor, share: float) -> None:
+    """weight <- share * weight + gradient^T x in float32, in place.
 
     `weight [P, N, K]` (rows of a stack), `gradient [P, B, N]` and `x [P, B, K]` in bfloat16.
     """
@@ -409,7 +409,7 @@ def accumulate(weight: Tensor, gradient: Tensor, x: Tensor, keep: bool) -> None:
     tile["BN"] = min(tile["BN"], max(16, triton.next_power_of_2(n)))
     tile["BK"] = min(tile["BK"], max(16, triton.next_power_of_2(k)))
     _accumulate[(triton.cdiv(n, tile["BN"]) * triton.cdiv(k, tile["BK"]), models)](
-        weight, gradient.contiguous(), x.contiguous(), weight.stride(0), batch, N=n, K=k, KEEP=keep,
+        weight, gradient.contiguous(), x.contiguous(), weight.stride(0), batch, share, N=n, K=k, KEEP=share != 0,
         **_precision(tf32=True), **tile,
     )
 

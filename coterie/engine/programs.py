@@ -6,9 +6,10 @@ prefix of the stack.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,13 +20,13 @@ from coterie.contract.engine import Correct, Rate, Step, Tensors
 from coterie.contract.layout import Entry
 from coterie.contract.net import Batch, Given, Objective, default_objective
 from coterie.contract.optimizer import Number, Optimizer
-from coterie.engine.blocks import Blocks
 from coterie.engine.capture import Pool, Steps
 from coterie.engine.direct import Chain, Target
 from coterie.engine.packing import Packed
 from coterie.engine.resident import COUNT, Resident, clipping, require_state
 from coterie.engine.trial import threads
 
+N = TypeVar("N", Tensor, float, Number)
 Short = tuple[int, int] | None
 """(step, samples) where one slot takes an incomplete batch at its true size; None for a step of the whole prefix."""
 
@@ -225,12 +226,25 @@ class Rule:
     def slots(self) -> tuple[str, ...]:
         return () if self.optimizer is None else self.optimizer.slots
 
+    @property
+    def running(self) -> tuple[str, float] | None:
+        """The memory that gradients can be added to where they are computed, and the share of it that stays."""
+        return self.optimizer.running if self.optimizer is not None and self.correct is None is self.clip else None
+
     def step(self, row: Tensor, gradient: Tensor, memory: Tensors, lr: Number, count: Number) -> None:
         """Move `row`, and the memory, along a gradient that was corrected and clipped."""
-        if self.optimizer is not None:
-            self.optimizer.step(row, gradient, memory, lr, count)
+        if self.optimizer is None:
+            _along(row, gradient, lr)
+        elif row.is_cuda:
+            _compiled(self.optimizer)(row, gradient, memory, lr, count)
         else:
-            row.addcmul_(gradient, torch.as_tensor(lr), value=-1)
+            self.optimizer.step(row, gradient, memory, lr, count)
+
+
+@cache
+def _compiled(optimizer: Optimizer) -> Callable[..., None]:
+    """An optimizer's step as one kernel: what it reads and writes then passes through memory once."""
+    return torch.compile(optimizer.step, dynamic=True)
 
 
 class Descent(Program):
@@ -272,19 +286,24 @@ class Descent(Program):
         In a stack of which only some are moving, what the optimizer remembers of the others stays as it is.
         """
         found, lr = self._directions(trainable, found, where), self._rate(where, moving)
-        mine = {name: self.state[name][where] for name in self.rule.slots}
+        rows, mine = self.state["row"][where], {name: self.state[name][where] for name in self.rule.slots}
         guarded = moving if self.rule.keep or self.engine.net.batch_statistics else None
         before = {name: t.clone() for name, t in mine.items()} if guarded is not None else {}
         count = lr
         if COUNT in self.state:  # a slot that has not begun is stepped, at a rate of 0, as if by its first step
             count = self.state[COUNT][where].add_(1 if moving is None else moving).clamp(min=1)
-        views = {name: self.engine.layout.views(t, self.trained) for name, t in mine.items()}
-        for name, row in trainable.items():
-            memory = {slot: of[name] for slot, of in views.items()}
-            self.rule.step(row, found[name].contiguous(), memory, _wide(lr, row), _wide(count, row))
-        for slot, old in before.items():
+        for columns, gradient in self._stretches(found):
+            memory = {name: t[:, columns] for name, t in mine.items()}
+            self.rule.step(rows[:, columns], gradient, memory, _wide(lr, rows), _wide(count, rows))
+        for name, old in before.items():
             assert guarded is not None
-            mine[slot].copy_(torch.where(guarded[:, None], mine[slot], old))
+            mine[name].copy_(torch.where(guarded[:, None], mine[name], old))
+
+    def _stretches(self, found: Tensors) -> Iterator[tuple[slice, Tensor]]:
+        """The columns of each trained tensor and its gradient as `[slots, columns]`."""
+        for entry in self.trained:
+            gradient = found[entry.name]
+            yield slice(entry.start, entry.stop), gradient.reshape(len(gradient), -1).contiguous()
 
     def _directions(self, trainable: Tensors, found: Tensors, where: slice) -> Tensors:
         """The gradients after the method's hook, each slot's scaled to a norm of at most `clip`."""
@@ -307,9 +326,19 @@ class Descent(Program):
         return vmap(lambda g, v, c: correct(g, v, Given(**c)))(gradient, value, cut)
 
 
-def _wide(each: Tensor, like: Tensor) -> Tensor:
+def _wide(each: N, like: Tensor) -> N:
     """One number a slot `[slots]` so that it broadcasts over `like [slots, ...]`; a single number as it is."""
-    return each if each.ndim == 0 else each.view(-1, *(1,) * (like.ndim - 1))
+    if not isinstance(each, Tensor) or each.ndim == 0:
+        return each
+    return each.view(-1, *(1,) * (like.ndim - 1))
+
+
+def _along(row: Tensor, direction: Tensor, lr: Number) -> None:
+    """`row <- row - lr * direction`."""
+    if isinstance(lr, Tensor):
+        row.addcmul_(direction, _wide(lr, row), value=-1)
+    else:
+        row.add_(direction, alpha=-lr)
 
 
 class Direct(Descent):
@@ -322,6 +351,7 @@ class Direct(Descent):
         """`samples` are the engine's data as the chain takes them."""
         super().__init__(engine, trained, default_objective, rule)
         self.chain, self.samples = chain, samples
+        self.gradient = torch.empty(0)  # [slots, D], of the step at work on a GPU
 
     def _go(self, packed: Packed, prefixes: list[int]) -> None:
         if self.engine.pool is not None:
@@ -337,7 +367,7 @@ class Direct(Descent):
         engine = self.engine
         one = self.index[:1, :, : packed.batch].numel() * engine.x[0].numel() * engine.x.element_size()
         block = max(1, self.BLOCK // max(one, 1))
-        stack = _Stack(self) if self.rule.plain else _Blocked(self)
+        stack = _Stack(self)
         for first in range(0, len(prefixes), block):
             x, y, weight = engine.gather(self.index[first : first + block, : prefixes[first]], self.samples)
             target = self.chain.target(y, weight)
@@ -354,7 +384,7 @@ class Direct(Descent):
                     outputs[step, near] = out
             if outputs is not None:
                 self.losses[first : first + len(x), : prefixes[first]] = self.chain.loss(outputs, target)
-        stack.cut(0)
+        stack.end()
 
     def _advance(self, where: slice, index: Tensor, short: Short) -> None:
         x, y, weight = self.engine.gather(index, self.samples)
@@ -364,80 +394,99 @@ class Direct(Descent):
         trainable = {entry.name: tensors[entry.name] for entry in self.trained}
         if self.rule.plain:
             outputs = self.chain.descend(tensors, x, target, -self._rate(where, moving), trainable)
+        elif self.rule.running is not None and not self.rule.keep:
+            slot, share = self.rule.running
+            velocity = self.state[slot][where]
+            into = self.engine.layout.views(velocity, self.trained)
+            outputs, lr = self.chain.descend(tensors, x, target, None, into, share), self._rate(where, moving)
+            for columns in self._columns():
+                _along(rows[:, columns], velocity[:, columns], lr)
         else:
-            found = self.engine.layout.views(torch.empty_like(rows), self.trained)
-            outputs = self.chain.descend(tensors, x, target, None, found, keep=False)
+            self.gradient = torch.empty_like(rows)
+            found = self.engine.layout.views(self.gradient, self.trained)
+            outputs = self.chain.descend(tensors, x, target, None, found, 0.0)
             self._move(trainable, found, where, moving)
         loss = self.chain.loss(outputs, target)
         self.losses[:, where].index_copy_(0, self._place(short), loss[None].to(self.losses.dtype))
 
+    def _columns(self) -> list[slice]:
+        """The columns of the trained tensors, as few stretches as they make."""
+        edges = [(entry.start, entry.stop) for entry in self.trained]
+        starts = [start for start, _ in edges if start not in {stop for _, stop in edges}]
+        stops = [stop for _, stop in edges if stop not in {start for start, _ in edges}]
+        return [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
+
+    def _stretches(self, found: Tensors) -> Iterator[tuple[slice, Tensor]]:
+        if self.rule.correct is not None or self.rule.clip is not None:
+            yield from super()._stretches(found)
+        else:  # gradients of neighbours lie side by side in one tensor, and take one call
+            yield from ((columns, self.gradient[:, columns]) for columns in self._columns())
+
 
 class _Stack:
-    """The tensors of a direct program between its steps on a host, and one plain step of them.
+    """The tensors of a direct program between its steps on a host, and one step of the first of its models.
 
-    Batched products write into contiguous tensors; into views of rows they go model by model.
+    Batched products write into contiguous tensors; into views of rows they go model by model. So everything that a
+    step touches is `[models, *shape]` here, and the models still at work are a slice of it.
     """
 
     def __init__(self, program: Direct) -> None:
-        self.program, self.active = program, len(program.state["row"])
-        self.views = program.engine.layout.views(program.state["row"])
-        self.whole = self.tensors = {name: t.contiguous() for name, t in self.views.items()}
+        self.program, self.rule, self.steps = program, program.rule, 0
+        layout, self.active = program.engine.layout, len(program.state["row"])
+        self.views = {name: layout.views(program.state[name], program.trained) for name in ("row", *self.rule.slots)}
+        held = {name: {n: t.contiguous() for n, t in views.items()} for name, views in self.views.items()}
+        self.fixed = {n: t.contiguous() for n, t in layout.views(program.state["row"]).items() if n not in held["row"]}
+        if not self.rule.plain and self.rule.running is None:
+            held["gradient"] = {name: torch.empty_like(t) for name, t in held["row"].items()}
+        self.whole = self.held = held
+        # One number for all models makes steps cheaper: they have begun together, and with one learning rate.
+        alike = program.lr.ndim == 0 and not self.rule.keep
+        self.lr: Number | None = float(program.lr) if alike and self.rule.optimizer is not None else None
+        self._narrow()
+
+    def _narrow(self) -> None:
+        self.tensors = {**{name: t[: self.active] for name, t in self.fixed.items()}, **self.held["row"]}
 
     def cut(self, models: int) -> None:
-        """Go on with the first so many; with 0 of them the stack is done, and what it computed is in the program."""
-        if not models:
-            for entry in self.program.trained:
-                self.views[entry.name].copy_(self.whole[entry.name])
-        elif models != self.active:
-            self.tensors, self.active = {name: t[:models] for name, t in self.whole.items()}, models
+        """Go on with the first so many."""
+        if models != self.active:
+            self._counted(slice(models, self.active))
+            self.active = models
+            self.held = {kind: {name: t[:models] for name, t in of.items()} for kind, of in self.whole.items()}
+            self._narrow()
 
-    def descend(self, x: Tensor, target: Target) -> Tensor:
-        """One step; the outputs before it. The learning rate is in the target."""
-        into = {entry.name: self.tensors[entry.name] for entry in self.program.trained}
-        return self.program.chain.descend(self.tensors, x, target, None, into)
+    def end(self) -> None:
+        """What was computed is in the program."""
+        self._counted(slice(0, self.active))
+        for kind, views in self.views.items():
+            for name, view in views.items():
+                view.copy_(self.whole[kind][name])
 
-
-class _Blocked:
-    """The same for any other rule: rows, gradients and memory lie in vectors, which the rule moves in one call.
-
-    That takes one learning rate and one number of steps for all models; where these differ, it goes tensor by tensor.
-    """
-
-    def __init__(self, program: Direct) -> None:
-        self.program, self.active, self.count = program, len(program.state["row"]), 0
-        layout, trained, state = program.engine.layout, program.trained, program.state
-        names = {entry.name for entry in trained}
-        self.fixed = {n: t.contiguous() for n, t in layout.views(state["row"]).items() if n not in names}
-        self.moved = {name: Blocks.of(layout, trained, state[name]) for name in ("row", *program.rule.slots)}
-        self.gradient = Blocks(layout, trained, state["row"], self.active)
-        self.alike = program.lr.ndim == 0 and not program.rule.keep
-        self.lr = float(program.lr) if self.alike and program.rule.optimizer is not None else 0.0
-
-    def cut(self, models: int) -> None:
-        if models == self.active:
-            return
-        for name, blocks in self.moved.items():
-            blocks.put(self.program.state[name], models)
+    def _counted(self, where: slice) -> None:
         if COUNT in self.program.state:
-            self.program.state[COUNT][models : self.active] += self.count
-        self.moved = {name: blocks.shrunk(models) for name, blocks in self.moved.items()}
-        self.gradient, self.active = self.gradient.shrunk(models), models
+            self.program.state[COUNT][where] += self.steps
 
     def descend(self, x: Tensor, target: Target) -> Tensor:
-        program, near, self.count = self.program, slice(0, self.active), self.count + 1
-        row, rule = self.moved["row"], program.rule
-        tensors = {**{name: t[near] for name, t in self.fixed.items()}, **row.tensors}
-        outputs = program.chain.descend(tensors, x, target, None, self.gradient.tensors, keep=False)
-        found = program._directions(row.tensors, self.gradient.tensors, near)
-        if self.alike and found is self.gradient.tensors and rule.optimizer is not None:
-            memory = {name: self.moved[name].flat for name in rule.slots}
-            rule.optimizer.step(row.flat, self.gradient.flat, memory, self.lr, self.count)
+        """One step; the outputs before it. Of plain steps the learning rate is in the target."""
+        chain, rule, rows, near = self.program.chain, self.rule, self.held["row"], slice(0, self.active)
+        self.steps += 1
+        if rule.plain:
+            return chain.descend(self.tensors, x, target, None, rows)
+        lr = self.program._rate(near) if self.lr is None else self.lr
+        if rule.running is not None:
+            slot, share = rule.running
+            outputs = chain.descend(self.tensors, x, target, None, self.held[slot], share)
+            for name, row in rows.items():
+                _along(row, self.held[slot][name], lr)
             return outputs
-        lr = program._rate(near)
-        count = program.state[COUNT][near] + self.count if COUNT in program.state else lr
-        for name, t in row.tensors.items():
-            memory = {slot: self.moved[slot].tensors[name] for slot in rule.slots}
-            rule.step(t, found[name], memory, _wide(lr, t), _wide(count, t))
+        outputs = chain.descend(self.tensors, x, target, None, self.held["gradient"], 0.0)
+        found = self.program._directions(rows, self.held["gradient"], near)
+        count: Number = self.steps
+        if self.lr is None and COUNT in self.program.state:
+            count = self.program.state[COUNT][near] + self.steps
+        for name, row in rows.items():
+            memory = {slot: self.held[slot][name] for slot in rule.slots}
+            rule.step(row, found[name], memory, _wide(lr, row), _wide(count, row))
         return outputs
 
 

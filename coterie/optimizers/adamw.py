@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from coterie.contract.optimizer import Number
@@ -17,6 +18,7 @@ class AdamW(Adam):
     weight_decay: float = 0.01
     """How strongly weights are pulled to 0, in units of the learning rate."""
 
+    fused = staticmethod(torch._fused_adamw_)
     cite = "Loshchilov, Hutter, Decoupled weight decay regularization, ICLR 2019"
 
     def decay(self, row: Tensor, gradient: Tensor, lr: Number) -> None:

@@ -36,6 +36,10 @@ class SGD(Optimizer):
         return ("velocity",) if self.momentum else ()
 
     @property
+    def running(self) -> tuple[str, float] | None:
+        return None if self.plain or self.nesterov or self.weight_decay else ("velocity", self.momentum)
+
+    @property
     def plain(self) -> bool:
         return not (self.momentum or self.weight_decay)
 

@@ -16,6 +16,7 @@ class Yogi(Adam):
     At the server it is FedYogi.
     """
 
+    fused = None
     cite = "Zaheer et al., Adaptive methods for nonconvex optimization, NeurIPS 2018; at the server: Reddi et al., " \
         "Adaptive federated optimization, ICLR 2021"
 

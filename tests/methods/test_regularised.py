@@ -615,9 +615,9 @@ def test_feddyns_presets_are_the_programs_above():
 
 
 def test_feddyn_clips_each_step(tiny):
-    """A step is at most lr * clip long."""
+    """A step is at most lr * clip long; as in PyTorch, |g| + 1e-6 divides, which at |g| > 0.01 is 1e-4 at most."""
     sim = rounds(tiny.simulation("feddyn:clip=0.001,alpha=2", steps=1), 1)
-    assert_close(sim.own.row.norm(dim=1), torch.full((4,), 2 * 0.1 * 0.001, dtype=torch.float64), rtol=1e-9)
+    assert_close(sim.own.row.norm(dim=1), torch.full((4,), 2 * 0.1 * 0.001, dtype=torch.float64), rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["feddyn:alpha=0", "feddyn:norm_power=3"])
