@@ -59,11 +59,15 @@ def test_cuda_graphs_equal_the_cpu_in_float64(spec, build):
 @pytest.mark.parametrize("build", [plain, dropping, normalising])
 @pytest.mark.parametrize("spec", ["fedavg", "ditto", "fedfew", "fedrep"])
 @pytest.mark.parametrize("optimizer", [
-    "sgd(momentum=0.9)", "sgd(momentum=0.9,nesterov=true,weight_decay=0.01,keep=true)", "adam(eps=1e-4,keep=true)",
-    "adamw(eps=1e-4)",
+    "sgd(momentum=0.9)", "sgd(momentum=0.9,nesterov=true,weight_decay=0.01,keep=true)", "adam(eps=0.1,keep=true)",
+    "adamw(eps=0.1)",
 ])
 def test_optimizers_in_graphs_equal_the_cpu_in_float64(spec, build, optimizer):
-    """Finished slots of a larger bucket go on with a rate of 0; neither their rows nor what is kept of them may move."""
+    """Finished slots of a larger bucket go on with a rate of 0: neither they nor what is kept of them may move.
+
+    Where a gradient is 0 but for rounding, as of a bias before BatchNorm, Adam steps by lr / eps times the rounding;
+    at eps = 0.1 that does not grow.
+    """
     rows, _ = after(spec, build, "cuda", participation=0.8, optimizer=optimizer, lr=0.02, clip=2.0)
     expected, _ = after(spec, build, "cpu", participation=0.8, optimizer=optimizer, lr=0.02, clip=2.0)
     assert rows.keys() == expected.keys()
