@@ -300,10 +300,17 @@ class Descent(Program):
             mine[name].copy_(torch.where(guarded[:, None], mine[name], old))
 
     def _stretches(self, found: Tensors) -> Iterator[tuple[slice, Tensor]]:
-        """The columns of each trained tensor and its gradient as `[slots, columns]`."""
-        for entry in self.trained:
-            gradient = found[entry.name]
-            yield slice(entry.start, entry.stop), gradient.reshape(len(gradient), -1).contiguous()
+        """Stretches of trained columns and their gradients `[slots, columns]`; few, as each takes a call."""
+        for columns in self._columns():
+            inside = [found[entry.name] for entry in self.trained if columns.start <= entry.start < columns.stop]
+            yield columns, torch.cat([gradient.reshape(len(gradient), -1) for gradient in inside], 1)
+
+    def _columns(self) -> list[slice]:
+        """The columns of the trained tensors, in as few stretches as they make."""
+        edges = [(entry.start, entry.stop) for entry in self.trained]
+        starts = [start for start, _ in edges if start not in {stop for _, stop in edges}]
+        stops = [stop for _, stop in edges if stop not in {start for start, _ in edges}]
+        return [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
     def _directions(self, trainable: Tensors, found: Tensors, where: slice) -> Tensors:
         """The gradients after the method's hook, each slot's scaled to a norm of at most `clip`."""
@@ -409,17 +416,10 @@ class Direct(Descent):
         loss = self.chain.loss(outputs, target)
         self.losses[:, where].index_copy_(0, self._place(short), loss[None].to(self.losses.dtype))
 
-    def _columns(self) -> list[slice]:
-        """The columns of the trained tensors, as few stretches as they make."""
-        edges = [(entry.start, entry.stop) for entry in self.trained]
-        starts = [start for start, _ in edges if start not in {stop for _, stop in edges}]
-        stops = [stop for _, stop in edges if stop not in {start for start, _ in edges}]
-        return [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
-
     def _stretches(self, found: Tensors) -> Iterator[tuple[slice, Tensor]]:
         if self.rule.correct is not None or self.rule.clip is not None:
             yield from super()._stretches(found)
-        else:  # gradients of neighbours lie side by side in one tensor, and take one call
+        else:  # as they were computed, side by side
             yield from ((columns, self.gradient[:, columns]) for columns in self._columns())
 
 

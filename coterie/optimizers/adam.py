@@ -49,7 +49,8 @@ class Adam(Optimizer):
         self.positive("weight_decay", or_zero=True)
 
     def step(self, row: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: Number, count: Number) -> None:
-        if self.fused is not None and self.corrected and not isinstance(lr, Tensor) and row.device.type == "cpu":
+        whole = row.device.type == "cpu" and all(t.is_contiguous() for t in (row, gradient, *state.values()))
+        if self.fused is not None and self.corrected and whole and not isinstance(lr, Tensor):
             self.fused(
                 [row], [gradient], [state["mean"]], [state["square"]], [], [torch.tensor(float(count))], lr=lr,
                 beta1=self.beta1, beta2=self.beta2, weight_decay=self.weight_decay, eps=self.eps, amsgrad=False,
