@@ -18,12 +18,11 @@ NORMED = "sensor:width=2,hidden=4,norm=batch"
 
 
 def kept(home, name, job, merged):
-    """A site's own state and buffers after the last round that the server merged."""
+    """A site's own state, buffers and its optimizer's memory after the last round that the server merged."""
     held, meta = checkpoint.load(home / name / job.experiment / "state.safetensors")
     word = "after" if meta["after"] <= merged else "before"
     assert meta[word] <= merged
-    own = {key.removeprefix(f"{word}."): t for key, t in held.items() if key.startswith(f"{word}.")}
-    return own, held.get(f"buffers.{word}")
+    return checkpoint.part(held, word), held.get(f"buffers.{word}"), checkpoint.part(held, f"memory.{word}")
 
 
 def states_agree(data, sim, rounds, home):
@@ -33,12 +32,16 @@ def states_agree(data, sim, rounds, home):
     for name, t in sim.server.state.tensors().items():
         torch.testing.assert_close(tensors[name], t, **CLOSE)
     for i, name in enumerate(data.names[: sim.population]):
-        own, buffers = kept(home, name, rounds.job, rounds.merged[name])
+        own, buffers, memory = kept(home, name, rounds.job, rounds.merged[name])
         assert own.keys() == sim.own.tensors().keys()
         for key, t in sim.own.tensors().items():
             torch.testing.assert_close(own[key], t[i : i + 1], **CLOSE)
         if buffers is not None:
             torch.testing.assert_close(buffers, sim.buffers[i : i + 1], **CLOSE)
+        table = checkpoint.part(sim.snapshot()[0], "memory")
+        assert memory.keys() == (table.keys() if rounds.merged[name] >= 0 else set())
+        for key, t in memory.items():
+            torch.testing.assert_close(t, table[key][i : i + 1], **CLOSE)
 
 
 def scores_agree(sim, rounds):
@@ -103,6 +106,18 @@ def test_policies_of_running_statistics(tmp_path, method, policy):
     assert (sim.buffers is not None) == (policy == "local")
     states_agree(data, sim, rounds, tmp_path)
     scores_agree(sim, rounds)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd(momentum=0.9,keep=true)", "adam(eps=0.1,keep=true)", "adamw(eps=0.1)"])
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedrep", "fedfew:models=2"])
+def test_a_site_keeps_what_its_optimizer_remembers(tmp_path, method, optimizer):
+    """On its own disk, from round to round, as the stacked engine keeps it in a table; half of them a round."""
+    data = toy.federation()
+    one = toy.job(data, method, participation=0.5, optimizer=optimizer, clip=1.0, rounds=5)
+    (rounds,), _ = toy.run(data, [one], tmp_path)
+    sim = toy.stacked(data, one)
+    states_agree(data, sim, rounds, tmp_path)
+    assert ("keep" in optimizer) == any(name.startswith("memory.") for name in sim.snapshot()[0])
 
 
 @pytest.mark.parametrize("method", ["scaffold", "ditto", "apfl", "feddyn", "fedper", "fedavg+median"])
