@@ -103,12 +103,16 @@ class Task:
         return cls(classes, Smoothed(smoothing) if smoothing else scored, scored, loss_name(scored), smoothing)
 
 
+NAMELESS = "own loss"
+"""What a loss is called that has no name of its own."""
+
+
 def loss_name(loss: PerSample) -> str:
     """What people call a loss: `cross entropy`, `squared error`, or the name of a user's function."""
     if loss in (cross_entropy, squared_error):
         return loss.__name__.replace("_", " ")
     name = str(getattr(loss, "__name__", type(loss).__name__))
-    return "own loss" if name == "<lambda>" else name
+    return NAMELESS if name == "<lambda>" else name
 
 
 class Net:

@@ -13,8 +13,8 @@ def balanced(federation: Federation) -> Tensor:
     """How many times each sample counts so that the classes of a client weigh alike, `[samples]` in float64.
 
     A training sample of class c of client i counts w_ic = n_i / (C_i n_ic) times, with n_ic the client's training
-    samples of c, n_i all of them and C_i the number of classes among them. Each class of a client weighs n_i / C_i then,
-    and its samples' weights average to 1. Samples of other splits count once.
+    samples of c, n_i all of them and C_i the number of classes among them. Each class of a client then has the weight
+    n_i / C_i, and its samples' weights average to 1. Samples of other splits count once.
     """
     counts = federation.histogram("train").astype(np.float64)  # [clients, classes]
     held = (counts > 0).sum(1, keepdims=True)
