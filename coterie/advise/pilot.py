@@ -13,6 +13,7 @@ from coterie import registry
 from coterie.advise.decision import Advice, Array, Candidate, Findings, Newcomers, Objective, decide
 from coterie.advise.shift import PullClusters, clusters, shift
 from coterie.contract.method import Method
+from coterie.contract.net import PerSample
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.evaluation.constant import guess
@@ -64,7 +65,7 @@ class Pilot:
 def advise(
     model: ModelLike, federation: Federation, *, newcomers: Newcomers = "some", objective: Objective = "mean",
     budget: float = 180.0, rounds: int | None = None, seeds: int = 2, head: str | None = None,
-    tell: Callable[[str], None] = lambda text: None, watch: runs.Watch | None = None,
+    loss: PerSample | None = None, tell: Callable[[str], None] = lambda text: None, watch: runs.Watch | None = None,
     **training: Any,
 ) -> Pilot:
     """Run the pilot on a federation and decide. Its unseen clients play the newcomers.
@@ -78,10 +79,10 @@ def advise(
         raise CoterieError("no client has validation data to choose on; give clients more samples.")
     start = time.perf_counter()
     training = {"evaluate_every": 10**9, **training}
-    build(Training, {**training, "rounds": rounds or 1}, "training")
+    build(Training, {**training, "rounds": rounds or 10**9}, "training")  # how many there will be is not known yet
     tell("looking at the clients")
     measured = shift(federation)
-    groups = _groups(model, federation, head, training)
+    groups = _groups(model, federation, head, loss, training)
     aside = federation.classes and measured.label - measured.label_by_chance > LABELS_DIFFER
     methods = (
         "local", "fedavg", "feddyn", "fedper", "perfedavg:steps=none", f"ifca:models={_models(groups, federation)}",
@@ -91,14 +92,14 @@ def advise(
     if rounds is None:
         tell("measuring the speed")
         left = budget - (time.perf_counter() - start)
-        plan = _sized(chosen, methods, model, federation, head, training, left, seeds, budget)
+        plan = _sized(chosen, methods, model, federation, head, loss, training, left, seeds, budget)
     else:
         plan = PilotPlan(methods, rounds, seeds, None, None)
     data = federation if plan.samples is None else fewer(federation, plan.samples)
     every = max(1, plan.rounds // 4)
     results = runs.compare(
-        chosen, model, data, seeds=plan.seeds, head=head, watch=watch,
-        **{**training, "rounds": plan.rounds, "evaluate_every": every},
+        chosen, model, data, seeds=plan.seeds, head=head, loss=loss, watch=watch,
+        **{**_shortened(training, plan.rounds), "evaluate_every": every},
     )
     sizes = federation.sizes("train")[federation.seen]
     found = Findings(
@@ -154,11 +155,17 @@ def _validation(scores: Sequence[Scores], federation: Federation) -> Array:
     return np.where(federation.sizes("val")[scores[0].clients] > 0, rows, np.nan)
 
 
-def _groups(model: ModelLike, federation: Federation, head: str | None, training: dict[str, Any]) -> PullClusters:
+def _shortened(training: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """The options for so many rounds, which may be fewer than those in which the learning rate is to rise."""
+    return {**training, "rounds": rounds, "warmup": min(int(training.get("warmup", 0)), rounds)}
+
+
+def _groups(
+    model: ModelLike, federation: Federation, head: str | None, loss: PerSample | None, training: dict[str, Any]
+) -> PullClusters:
     """Whether clients pull a shared model, after a few rounds of FedAvg, in a few clearly different directions."""
-    simulation = Simulation(
-        registry.method("fedavg"), model, federation, build(Training, {**training, "rounds": FIRST}, "training"), head
-    )
+    short = build(Training, _shortened(training, FIRST), "training")
+    simulation = Simulation(registry.method("fedavg"), model, federation, short, head, loss)
     for _ in range(FIRST):
         simulation.round()
     start = simulation.server.state.tensors()["row"]
@@ -180,7 +187,7 @@ def _models(groups: PullClusters, federation: Federation) -> int:
 
 def _sized(
     chosen: Sequence[Method], methods: tuple[str, ...], model: ModelLike, federation: Federation, head: str | None,
-    training: dict[str, Any], left: float, seeds: int, budget: float,
+    loss: PerSample | None, training: dict[str, Any], left: float, seeds: int, budget: float,
 ) -> PilotPlan:
     """Rounds, seeds and samples that fit into the seconds `left`."""
     start = time.perf_counter()
@@ -189,7 +196,7 @@ def _sized(
     while True:
         each, once, spent = 0.0, 0.0, time.perf_counter()
         for method in chosen:
-            took = _pace(method, model, data, head, training)
+            took = _pace(method, model, data, head, loss, training)
             each, once = each + took[0], once + took[1]
             if time.perf_counter() - spent > left / 5:  # already too slow: no need to know how slow exactly
                 each *= len(chosen) / (chosen.index(method) + 1)
@@ -213,10 +220,12 @@ def _sized(
 
 
 def _pace(
-    method: Method, model: ModelLike, federation: Federation, head: str | None, training: dict[str, Any]
+    method: Method, model: ModelLike, federation: Federation, head: str | None, loss: PerSample | None,
+    training: dict[str, Any],
 ) -> tuple[float, float]:
     """Seconds of a round and of an evaluation; the first round, which also sets things up, counts only if slow."""
-    simulation = Simulation(method, model, federation, build(Training, {**training, "rounds": 2}, "training"), head)
+    short = build(Training, _shortened(training, 2), "training")
+    simulation = Simulation(method, model, federation, short, head, loss)
     took = []
     for work in (simulation.round, simulation.round, simulation.evaluate):
         start = time.perf_counter()

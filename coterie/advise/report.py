@@ -244,7 +244,8 @@ def command(pilot: Pilot, experiment: Experiment, settings: list[str], own_clien
     if pilot.findings.newcomers_held_out:
         words += ["--unseen", str(pilot.findings.newcomers_held_out)]
     words += ["--model", experiment.model, *(["--head", experiment.head] if experiment.head else [])]
-    words += ["--rounds", str(3 * pilot.plan.rounds), "--seeds", "3"]
+    words += ["--loss", experiment.loss] if experiment.loss else []
+    words += ["--rounds", str(max(3 * pilot.plan.rounds, experiment.training.warmup)), "--seeds", "3"]
     return shlex.join([*words, *(word for item in settings for word in ("--set", item))])
 
 

@@ -12,6 +12,7 @@ from coterie.cli.arguments import (
     ConfigOption,
     DataOption,
     HeadOption,
+    LossOption,
     ModelOption,
     OutOption,
     PartitionOption,
@@ -30,7 +31,7 @@ def advise_command(
     unseen: Annotated[
         int | None, typer.Option("--unseen", help="Clients that play newcomers.  [default: some of 8 and more]")
     ] = None,
-    model: ModelOption = None, head: HeadOption = None,
+    model: ModelOption = None, head: HeadOption = None, loss: LossOption = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Rounds of the pilot.  [default: what fits into the budget]")
     ] = None,
@@ -51,7 +52,8 @@ def advise_command(
     from coterie.advise import command as pilots
 
     experiment = experiment_of(
-        config, either(path, data), partition, clients, unseen, model, head, None, settings or [], ()
+        config, either(path, data), partition, clients, unseen, model, head, None, settings or [], (),
+        loss=loss,
     )
     with console.status("pilot") as shown:
         pilot, go_on = pilots.run(

@@ -29,8 +29,8 @@ def saved_experiment(folder: Path) -> tuple[Experiment, bool]:
     return experiment, single
 
 
-def opened_run(run: Path, model: str | None) -> Saved:
-    opened = Saved.open(run, model)
+def opened_run(run: Path, model: str | None, loss: str | None = None) -> Saved:
+    opened = Saved.open(run, model, loss)
     if opened.note:
         print(f"coterie: {opened.note}", file=sys.stderr)
     return opened

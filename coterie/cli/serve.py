@@ -24,6 +24,9 @@ def personalize_command(
     model: Annotated[
         str | None, typer.Option("--model", help="How the model is spelled, where the run does not know it.")
     ] = None,
+    loss: Annotated[
+        str | None, typer.Option("--loss", help="The run's own loss, file.py:function, where the run does not know it.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Names the folds.")] = 0,
     report: Annotated[str, typer.Option("--report", help="text, or json for machines.")] = "text",
 ) -> None:
@@ -33,7 +36,7 @@ def personalize_command(
     """
     from coterie.serving import personalize
 
-    opened = opened_run(run, model)
+    opened = opened_run(run, model, loss)
     print(personalize.hand_out(opened, data, out, client, adapt, future, seed, report))
 
 

@@ -259,7 +259,10 @@ class Cohort:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def loss(self, rows: Tensor, split: Split = "train") -> Tensor:
-        """Mean loss on a split, `[C, (K,) D] -> [C, (K)]`; clients without validation data use their training data."""
+        """Mean loss on a split, as it is scored, `[C, (K,) D] -> [C, (K)]`: without class weights and smoothed labels.
+
+        Clients without validation data use their training data.
+        """
         return self.measure(rows, split)["loss"]
 
     def accuracy(self, rows: Tensor, split: Split = "train") -> Tensor:
@@ -289,7 +292,10 @@ class Cohort:
     def grad(
         self, rows: Tensor, given: GivenLike = None, objective: Objective | None = None, split: Split = "train"
     ) -> Tensor:
-        """The gradient of the mean objective over a whole split, `[C, (K,) D]`; dropout is off."""
+        """The gradient of the mean objective over a whole split, `[C, (K,) D]`; dropout and augmentation are off.
+
+        The objective is what is trained, class weights and smoothed labels included.
+        """
         summed = _Gradient(objective)
         total = self.engine.total(self.members.places, summed, rows, _tensors(given), split)[""]
         count = torch.from_numpy(self.engine.sizes(self.members.places, split)).to(rows.device, rows.dtype)

@@ -94,13 +94,15 @@ class Engine(Protocol):
         ...
 
     def measure(self, ids: IntArray, rows: Tensor, split: Split) -> dict[str, Tensor]:
-        """Sums over a split of the task's `loss` and, with classes, of right answers, `accuracy`; each `[C, (K)]`."""
+        """Sums over a split of the task's `loss`, as it is scored, and with classes of right answers, `accuracy`; each
+        `[C, (K)]`. Every sample counts once, whatever the class weights."""
         ...
 
     def total(self, ids: IntArray, fn: Sum, rows: Tensor, given: Tensors, split: Split) -> dict[str, Tensor]:
         """The sum over a split of `fn(net, row, batch, given)`, by name (a lone tensor is named ""), `[C, (K,) ...]`.
 
-        The module is in evaluation mode. A client without samples has 0.
+        The module is in evaluation mode. A client without samples has 0. `net.loss` and `net.grad` are those of
+        training, class weights included; images are as they are.
         """
         ...
 
@@ -114,7 +116,7 @@ class Engine(Protocol):
 
         Returns the trained rows, the mean loss of the last pass `[C, (K)]`, 0 where nobody watches it, and the memory:
         the optimizer's slots `[C, (K,) D]` and `count [C, (K)]`. Running statistics move with every batch of more than
-        one sample.
+        one sample. Images are augmented, as in `loop`, where the run asked for it.
         """
         ...
 

@@ -37,16 +37,24 @@ PerSample = Callable[[Tensor, Tensor], Tensor]
 
 
 class Batch(NamedTuple):
-    """One mini-batch of one client. `weight [B]` is 1 for a sample and 0 for padding; `key` seeds its noise."""
+    """One mini-batch of one client. `weight [B]` is 1 for a sample and 0 for padding; `key` seeds its noise.
+
+    `worth [B]` is how many times each sample counts in a mean, with class weights; None where each counts once.
+    """
 
     x: Tensor
     y: Tensor
     weight: Tensor
     key: Tensor
+    worth: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of `values [B]` over the samples that are not padding."""
-        return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
+        """(1 / B) sum_b worth_b values_b over the B samples that are not padding, `[B] -> []`.
+
+        It is not divided by the sum of the worths in the batch: so the mean over batches stays that over all samples.
+        """
+        counted = self.weight if self.worth is None else self.weight * self.worth
+        return (values * counted).sum() / self.weight.sum().clamp(min=1)
 
 
 Objective = Callable[["Net", Row, Batch, Given], Tensor]
@@ -65,15 +73,46 @@ def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Smoothed:
+    """The cross entropy with the target (1 - s) onehot(y) + s / classes, `[B, classes], [B] -> [B]`."""
+
+    smoothing: float
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y, reduction="none", label_smoothing=self.smoothing)
+
+
+@dataclass(frozen=True)
 class Task:
-    """What is predicted: `classes` scores (0 for regression) and the loss of each sample."""
+    """What is predicted: `classes` scores (0 for regression), and the losses of each sample.
+
+    `loss` is trained, `scored` is what evaluations and methods that compare models look at; they differ where labels
+    are smoothed. `name` is what people call the latter.
+    """
 
     classes: int
     loss: PerSample
+    scored: PerSample
+    name: str
+    smoothing: float = 0.0
 
     @classmethod
-    def of(cls, classes: int, loss: PerSample | None = None) -> Task:
-        return cls(classes, loss or (cross_entropy if classes else squared_error))
+    def of(cls, classes: int, loss: PerSample | None = None, smoothing: float = 0.0) -> Task:
+        """The task of so many classes with its usual loss, or a user's own; `smoothing` is for the cross entropy."""
+        scored = loss or (cross_entropy if classes else squared_error)
+        return cls(classes, Smoothed(smoothing) if smoothing else scored, scored, loss_name(scored), smoothing)
+
+
+NAMELESS = "own loss"
+"""What a loss is called that has no name of its own."""
+
+
+def loss_name(loss: PerSample) -> str:
+    """What people call a loss: `cross entropy`, `squared error`, or the name of a user's function."""
+    if loss in (cross_entropy, squared_error):
+        return loss.__name__.replace("_", " ")
+    name = str(getattr(loss, "__name__", type(loss).__name__))
+    return NAMELESS if name == "<lambda>" else name
 
 
 class Net:
@@ -138,7 +177,7 @@ class Net:
         return self.layout.views(row) if isinstance(row, Tensor) else row
 
     def loss(self, row: Row, batch: Batch) -> Tensor:
-        """The task's mean loss over the batch, a scalar."""
+        """The task's mean loss over the batch, as it is trained, a scalar."""
         return batch.mean(self.task.loss(self(row, batch.x), batch.y))
 
     def grad(
@@ -285,6 +324,7 @@ class Net:
                 f"the model gives outputs of shape {tuple(outputs.shape)} for {len(x)} samples; "
                 f"the data have {self.task.classes} classes, so {(len(x), self.task.classes)} was expected."
             )
+        self._check_loss(outputs, y)
         if gradient_too:
             gradient(row.clone(), x, y, stream)
         self._random = self._overrides.used
@@ -308,6 +348,23 @@ class Net:
                 f"the model cannot take the data: one batch has shape {tuple(x.shape)} ({x.dtype}) and it says: "
                 f"{str(reason).strip().splitlines()[0]}"
             ) from reason
+
+    def _check_loss(self, outputs: Tensor, y: Tensor) -> None:
+        """A user's loss is refused where it fails or gives no number for each sample."""
+        name = self.task.name
+        try:
+            found = self.task.scored(outputs, y)
+        except Exception as reason:
+            raise CoterieError(
+                f"the loss {name} cannot take outputs {tuple(outputs.shape)} and labels {tuple(y.shape)} ({y.dtype}): "
+                f"{type(reason).__name__}: {str(reason).strip().partition(chr(10))[0]}"
+            ) from reason
+        if not isinstance(found, Tensor) or found.shape != (len(y),):
+            said = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise CoterieError(
+                f"the loss {name} gives {said} for {len(y)} samples; it must give one number for each, {(len(y),)}, "
+                "without a mean over them."
+            )
 
     def _forward(self, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.low_precision, cache_enabled=False):

@@ -17,6 +17,7 @@ from coterie.engine.arithmetic import Arithmetic, Precision
 from coterie.engine.convolution import StackedConvolutions
 from coterie.engine.direct import Chain
 from coterie.engine.reference import Reference
+from coterie.engine.resident import Feeding
 from coterie.engine.stacked import Stacked
 from coterie.errors import CoterieError
 
@@ -29,17 +30,17 @@ the `reason` why a model cannot be stacked."""
 def build(
     init: Init, task: Task, federation: Federation, device: torch.device, *, engine: Word = "auto",
     precision: Precision = "float32", kernels: bool = True, capture: bool = True, batch: int = 10,
-    several: bool = True, earlier: Mapping[str, Any] | None = None,
+    several: bool = True, earlier: Mapping[str, Any] | None = None, feeding: Feeding | None = None,
 ) -> tuple[Engine, Choices]:
     """The engine for the module of `init` on a federation's data, and the choices that were made.
 
     `several` clients make a stack worth trying; `earlier` choices of the same run are kept, so that a resumed run goes
-    on with the same bits.
+    on with the same bits. `feeding` is what training does with samples beyond reading them.
     """
     arithmetic, past = Arithmetic(precision), dict(earlier or {})
     if past.get("engine", engine) == "reference":
         net = Net(init.module, init.layout, task, arithmetic.bf16)
-        made = Reference(net, federation, device, arithmetic)
+        made = Reference(net, federation, device, arithmetic, feeding)
         net.probe(init.row, *_first(federation, 2, device, arithmetic), gradient_too=False)
         net.stacked = False
         return made, {"engine": "reference"}
@@ -50,7 +51,8 @@ def build(
     x, y = _first(federation, 2, device, arithmetic)
     if federation.clients == 1 and not past and chain is not None:
         net.probe(init.row, x, y, gradient_too=False)  # nothing to decide; torch.func, slow to start, is not needed
-        return Stacked(net, federation, device, arithmetic, chain, capture), {"engine": "stack", "direct": True}
+        alone = Stacked(net, federation, device, arithmetic, chain, capture, feeding)
+        return alone, {"engine": "stack", "direct": True}
     reason = net.probe(init.row, x, y)
     if engine == "stack" and reason is not None:
         raise CoterieError(f"the model cannot be stacked ({reason}); use engine=loop or engine=auto.")
@@ -70,7 +72,7 @@ def build(
         chosen["direct"] = True
     if reason is not None:
         chosen["reason"] = f"the model cannot be stacked: {reason}"
-    return Stacked(net, federation, device, arithmetic, chain, capture), chosen
+    return Stacked(net, federation, device, arithmetic, chain, capture, feeding), chosen
 
 
 def _chain(

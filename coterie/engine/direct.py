@@ -29,9 +29,9 @@ threshold = aten.threshold_backward.default
 
 
 class Target(NamedTuple):
-    """What the outputs `[P, B, C]` are compared with, and each sample's share of the mean, `[P, B, 1]`.
+    """What the outputs `[P, B, C]` are compared with, and each sample's share in the mean, `[P, B, 1]`.
 
-    Labels come as minus their indicator times the share, so that the gradient of the cross entropy is
+    Labels come as minus their (smoothed) indicator times the share, so that the gradient of the cross entropy is
     softmax(outputs) * share + value.
     """
 
@@ -214,9 +214,11 @@ class Windows(Convolved):
 class Chain:
     """The layers of a module in order, and what one step of SGD of P such models does with them."""
 
-    def __init__(self, layers: list[Layer], classes: int, low: torch.dtype | None) -> None:
+    def __init__(self, layers: list[Layer], classes: int, low: torch.dtype | None, smoothing: float = 0.0) -> None:
+        """`smoothing` is that of the labels."""
         self.layers = layers
         self.classes = classes
+        self.smoothing = smoothing
         self.low = low
         self.images = isinstance(layers[0], Convolved)
         self.alone = any(type(layer) is Convolved for layer in layers)
@@ -230,7 +232,7 @@ class Chain:
 
         `convolutions` are the kernels of the engine that asks, if it has any.
         """
-        known = net.task.loss in (cross_entropy, squared_error) and not net.batch_statistics
+        known = net.task.scored in (cross_entropy, squared_error) and not net.batch_statistics
         layers = _layers(net.module) if known else None
         entries = {entry.name for entry in net.layout.entries}
         if not layers or x.ndim != {Dense: 2, Convolved: 4}.get(type(layers[0]), x.ndim):
@@ -243,7 +245,7 @@ class Chain:
         if (low is not None or (convolves and device.type != "cpu")) and not served:
             return None
         arranged = _arranged(layers, convolutions if served else None)
-        return cls(arranged, net.task.classes, low) if arranged else None
+        return cls(arranged, net.task.classes, low, net.task.smoothing) if arranged else None
 
     def samples(self, x: Tensor) -> Tensor:
         """The data as the first layer takes them, `[samples, ...]`: images channels last, anything else flat."""
@@ -258,11 +260,19 @@ class Chain:
         out[..., : last.shape[-1]] = last
         return out
 
-    def target(self, y: Tensor, weight: Tensor) -> Target:
-        """`y [..., B]` or `[..., B, k]`, `weight [..., B]` 1 for a sample and 0 for padding -> their target."""
-        share = (weight / weight.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1)
+    def target(self, y: Tensor, weight: Tensor, worth: Tensor | None = None) -> Target:
+        """`y [..., B]` or `[..., B, k]`, `weight [..., B]` 1 for a sample and 0 for padding -> their target.
+
+        A sample's share is `worth [..., B]`, 1 without it, over the number of samples. With smoothing s its label is
+        (1 - s) times its indicator + s / classes.
+        """
+        share = weight / weight.sum(-1, keepdim=True).clamp(min=1)
+        share = (share if worth is None else share * worth).unsqueeze(-1)
         if self.classes:
             value = torch.zeros(*y.shape, self.classes, dtype=share.dtype, device=share.device)
+            if self.smoothing:
+                value.sub_(share * (self.smoothing / self.classes))
+                return Target(value.scatter_add_(-1, y.unsqueeze(-1), share * (self.smoothing - 1)), share)
             return Target(value.scatter_(-1, y.unsqueeze(-1), -share), share)
         return Target(y.flatten(weight.ndim) if y.ndim > weight.ndim else y.unsqueeze(-1), share)
 

@@ -43,6 +43,17 @@ class Slots(Resident):
         x = flat.view(*real.shape, *flat.shape[1:])
         return x, self.y[real], (index >= 0).to(self.dtype)
 
+    def worth_of(self, index: Tensor) -> Tensor | None:
+        """How many times each sample counts, `[..., B]`; None where each counts once."""
+        return None if self.worth is None else self.worth[torch.where(index < 0, ~index, index)]
+
+    def batch(self, index: Tensor, keys: Tensor, training: bool = True) -> Batch:
+        """The batches of sample numbers `[slots, B]` with the keys `[slots]` of their noise, augmented in training."""
+        x, y, weight = self.gather(index)
+        if training and self.augment is not None:
+            x = self.augment(x, keys)
+        return Batch(x, y, weight, keys, self.worth_of(index))
+
     def each(
         self, fn: Callable[[Tensors, Any, Given], Tensors], state: Tensors, batches: tuple[Batch, ...], given: Tensors
     ) -> dict[str, Tensor]:
@@ -53,7 +64,7 @@ class Slots(Resident):
             with self.net.noise(mine[0].key):
                 return fn(s, mine[0] if len(mine) == 1 else tuple(mine), Given(**g))
 
-        packed = [tuple(batch) for batch in batches]
+        packed = [tuple(part for part in batch if part is not None) for batch in batches]
         if self.net.stacked:
             return dict(vmap(one)(dict(state), packed, dict(given)))
         found = [
@@ -256,23 +267,22 @@ class Descent(Program):
 
     def _advance(self, where: slice, index: Tensor, short: Short) -> None:
         engine, net = self.engine, self.engine.net
-        x, y, weight = engine.gather(index if short is None else index[:, : short[1]])
+        place = self._place(short)
+        batch = engine.batch(index if short is None else index[:, : short[1]], self._noise(where, place))
         rows = self.state["row"][where]
         given = {name: t[where] for name, t in self.given.items()}
         tensors = engine.layout.views(rows)
         trainable, fixed = net.split(tensors, self.trained)
-        moving = self._moving(weight, short)
+        moving = self._moving(batch.weight, short)
         buffers = [e for e in engine.layout.entries if e.kind != "parameter"] if moving is not None else []
         before = {e.name: fixed[e.name].clone() for e in buffers}
-        place = self._place(short)
-        keys = self._noise(where, place)
 
-        def one(s: Tensors, batch: Batch, g: Given) -> Tensors:
+        def one(s: Tensors, b: Batch, g: Given) -> Tensors:
             mine = {n: s[n] for n in trainable}
-            gradient, loss = net.grad_and_value(self.objective, mine, {n: s[n] for n in fixed}, batch, g)
+            gradient, loss = net.grad_and_value(self.objective, mine, {n: s[n] for n in fixed}, b, g)
             return {**gradient, "": loss}
 
-        found = engine.each(one, {**trainable, **fixed}, (Batch(x, y, weight, keys),), given)
+        found = engine.each(one, {**trainable, **fixed}, (batch,), given)
         loss = found.pop("")
         self.losses[:, where].index_copy_(0, place, loss.detach()[None].to(self.losses.dtype))
         self._move(trainable, found, where, moving)
@@ -376,8 +386,9 @@ class Direct(Descent):
         block = max(1, self.BLOCK // max(one, 1))
         stack = _Stack(self)
         for first in range(0, len(prefixes), block):
-            x, y, weight = engine.gather(self.index[first : first + block, : prefixes[first]], self.samples)
-            target = self.chain.target(y, weight)
+            index = self.index[first : first + block, : prefixes[first]]
+            number = torch.arange(first, first + len(index), device=engine.device)[:, None]
+            x, target = self._aimed(index, slice(0, prefixes[first]), number)
             slope = self.chain.scaled(target, -self._rate(slice(0, prefixes[first]))) if self.rule.plain else target
             inputs, values, shares = x.unbind(), slope.value.unbind(), slope.share.unbind()
             outputs: Tensor | None = None
@@ -394,10 +405,11 @@ class Direct(Descent):
         stack.end()
 
     def _advance(self, where: slice, index: Tensor, short: Short) -> None:
-        x, y, weight = self.engine.gather(index, self.samples)
-        moving = self._moving(weight, short)
+        place = self._place(short)
+        x, target = self._aimed(index, where, place)
+        moving = self._moving((index >= 0).to(self.engine.dtype), short)
         rows = self.state["row"][where]
-        tensors, target = self.engine.layout.views(rows), self.chain.target(y, weight)
+        tensors = self.engine.layout.views(rows)
         trainable = {entry.name: tensors[entry.name] for entry in self.trained}
         if self.rule.plain:
             outputs = self.chain.descend(tensors, x, target, -self._rate(where, moving), trainable)
@@ -414,7 +426,17 @@ class Direct(Descent):
             outputs = self.chain.descend(tensors, x, target, None, found, 0.0)
             self._move(trainable, found, where, moving)
         loss = self.chain.loss(outputs, target)
-        self.losses[:, where].index_copy_(0, self._place(short), loss[None].to(self.losses.dtype))
+        self.losses[:, where].index_copy_(0, place, loss[None].to(self.losses.dtype))
+
+    def _aimed(self, index: Tensor, where: slice, place: Tensor) -> tuple[Tensor, Target]:
+        """Samples `[..., slots, B]` of the steps `place` as the chain takes them, and what their outputs should be."""
+        engine, augment = self.engine, self.engine.augment
+        x, y, weight = engine.gather(index, self.samples if augment is None else None)
+        if augment is not None:
+            x = augment(x, self._noise(where, place))
+            arranged = self.chain.samples(x.flatten(0, index.ndim - 1))
+            x = arranged.view(*index.shape, *arranged.shape[1:])
+        return x, self.chain.target(y, weight, engine.worth_of(index))
 
     def _stretches(self, found: Tensors) -> Iterator[tuple[slice, Tensor]]:
         if self.rule.correct is not None or self.rule.clip is not None:
@@ -505,10 +527,9 @@ class Custom(Program):
         batches = []
         for stream in range(self.count):
             first = stream * width
-            x, y, weight = engine.gather(index[:, first : first + (width if short is None else short[1])])
             # stream 0 draws the noise that plain training would
             keys = self._noise(where, place, stream) if stream else self._noise(where, place)
-            batches.append(Batch(x, y, weight, keys))
+            batches.append(engine.batch(index[:, first : first + (width if short is None else short[1])], keys))
         state = {name: t[where] for name, t in self.state.items()}
         lr = self._rate(where).expand(len(index))
         given = {name: t[where] for name, t in self.given.items()} | {"lr": lr}

@@ -23,7 +23,7 @@ from coterie.contract.optimizer import Optimizer
 from coterie.data import Federation
 from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.capture import identity
-from coterie.engine.resident import COUNT, Resident, clipping, measured, named, remembered, require_state
+from coterie.engine.resident import COUNT, Feeding, Resident, clipping, measured, named, remembered, require_state
 
 Samples = list[int]
 
@@ -31,8 +31,11 @@ Samples = list[int]
 class Reference(Resident):
     """One client after another, one of its models after another."""
 
-    def __init__(self, net: Net, federation: Federation, device: torch.device, arithmetic: Arithmetic) -> None:
-        super().__init__(net, federation, device, arithmetic)
+    def __init__(
+        self, net: Net, federation: Federation, device: torch.device, arithmetic: Arithmetic,
+        feeding: Feeding | None = None,
+    ) -> None:
+        super().__init__(net, federation, device, arithmetic, feeding=feeding)
         net.stacked = False
         held = dict(net.module.to(device).named_parameters()) | dict(net.module.named_buffers())
         self.tensors = {entry.name: held[entry.name] for entry in self.layout.entries}
@@ -48,22 +51,23 @@ class Reference(Resident):
         self.net.mode(training=False)
         found = []
         with self.computing(), torch.no_grad():
-            for client, (x, y) in enumerate(self.samples(ids, split)):
+            for client, first in enumerate(self.starts(ids, split).tolist()):
+                own = slice(first, first + int(self.sizes(ids, split)[client]))
                 mine = Given(**_of(given, client))
-                found += [self._sum(fn, row, x, y, mine) for row in rows[client].view(-1, self.layout.size)]
+                found += [self._sum(fn, row, own, mine) for row in rows[client].view(-1, self.layout.size)]
         sums = {name: torch.stack([one[name] for one in found]) for name in found[0]}
         return {name: value.view(*rows.shape[:-1], *value.shape[1:]) for name, value in sums.items()}
 
-    def _sum(self, fn: Sum, row: Tensor, x: Tensor, y: Tensor, given: Given) -> dict[str, Tensor]:
-        """One model's sum over the samples `x`, `y` of one client."""
+    def _sum(self, fn: Sum, row: Tensor, own: slice, given: Given) -> dict[str, Tensor]:
+        """One model's sum over a stretch of samples, which are one client's."""
         sums: dict[str, Tensor] = {}
-        for first in range(0, max(len(x), 1), self.evaluation_batch):
-            near = slice(first, first + self.evaluation_batch)
-            batch = self._batch(x[near], y[near]) if len(x) else self._batch(self.x[:1], self.y[:1])
+        for first in range(own.start, max(own.stop, own.start + 1), self.evaluation_batch):
+            near = slice(first, min(first + self.evaluation_batch, own.stop)) if own.stop > own.start else slice(0, 1)
+            batch = self._batch(self.x[near], self.y[near], near)
             with self.net.noise(batch.key):
                 out = named(fn(self.net, row, batch, given))
             sums = {name: sums[name] + value if sums else value for name, value in out.items()}
-        return sums if len(x) else {name: torch.zeros_like(value) for name, value in sums.items()}
+        return sums if own.stop > own.start else {name: torch.zeros_like(value) for name, value in sums.items()}
 
     def train(
         self, ids: IntArray, rows: Tensor, given: Tensors, effort: Effort, lr: Rate, part: str = "all",
@@ -82,7 +86,8 @@ class Reference(Resident):
                 plain = torch.optim.SGD(self._load(out[slot], trained), lr=rate)
                 for number, (x, y) in enumerate(DataLoader(self.dataset, batch_sampler=visits)):
                     plain.zero_grad()
-                    loss = self._loss(x.to(self.device), y.to(self.device), objective, mine, noise, number)
+                    x, y = x.to(self.device), y.to(self.device)
+                    loss = self._loss(x, y, visits[number], objective, mine, noise, number)
                     loss.backward()  # type: ignore[no-untyped-call]
                     if correct is not None or clip is not None:
                         self._correct(trained, correct, clip, mine)
@@ -109,13 +114,15 @@ class Reference(Resident):
                 optimizer.step(tensor, gradient, mine, lr, count)
 
     def _loss(
-        self, x: Tensor, y: Tensor, objective: Objective | None, given: Tensors, noise: Tensor, number: int
+        self, x: Tensor, y: Tensor, chosen: Samples, objective: Objective | None, given: Tensors, noise: Tensor,
+        number: int,
     ) -> Tensor:
         """The objective of one batch; the task's loss as a published program computes it, where nothing is drawn."""
         self._mode(len(y))
-        if objective is None and self.net.plain:
-            return self.net.task.loss(answer(self.net.module(x)), y).mean()
-        batch = self._batch(x, y, streams.key(noise, number))
+        if objective is None and self.net.plain and self.augment is None:
+            each = self.net.task.loss(answer(self.net.module(x)), y)
+            return (each if self.worth is None else each * self.worth[chosen]).mean()
+        batch = self._batch(x, y, chosen, streams.key(noise, number))
         with self.net.noise(batch.key):
             return (objective or default_objective)(self.net, self.tensors, batch, Given(**given))
 
@@ -156,7 +163,7 @@ class Reference(Resident):
     ) -> dict[str, Tensor]:
         """One inner step; stream 0 draws the noise that plain training would."""
         keys = [streams.key(noise, number, *([stream] if stream else [])) for stream in range(len(chosen))]
-        batches = tuple(self._batch(self.x[one], self.y[one], key) for one, key in zip(chosen, keys, strict=True))
+        batches = tuple(self._batch(self.x[one], self.y[one], one, key) for one, key in zip(chosen, keys, strict=True))
         now = {name: t.clone() for name, t in state.items()}  # running statistics move in it
         self._mode(len(chosen[0]))
         with self.net.noise(keys[0]):
@@ -187,9 +194,14 @@ class Reference(Resident):
         if self.net.batch_statistics:  # of a single sample they do not exist
             self.net.mode(training=True, single=samples == 1)
 
-    def _batch(self, x: Tensor, y: Tensor, key: Tensor | None = None) -> Batch:
+    def _batch(self, x: Tensor, y: Tensor, chosen: Samples | slice, key: Tensor | None = None) -> Batch:
+        """The `chosen` samples; those of training have a key, and are augmented."""
+        if key is not None and self.augment is not None:
+            x = self.augment(x, key)
         none = torch.zeros((), dtype=torch.int64, device=self.device)
-        return Batch(x, y, torch.ones(len(x), dtype=self.dtype, device=self.device), none if key is None else key)
+        weight = torch.ones(len(x), dtype=self.dtype, device=self.device)
+        worth = None if self.worth is None else self.worth[chosen]
+        return Batch(x, y, weight, none if key is None else key, worth)
 
 
 def _of(tensors: Tensors, client: int) -> dict[str, Tensor]:

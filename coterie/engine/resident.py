@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,9 +16,18 @@ from coterie.contract.layout import Layout
 from coterie.contract.net import Batch, Given, Net
 from coterie.contract.optimizer import Optimizer
 from coterie.data import SPLITS, Federation
+from coterie.data.augment import Augment
 from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.packing import Packed, pack, steps_of
 from coterie.errors import CoterieError
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """What training does with samples beyond reading them."""
+
+    worth: Tensor | None = None  # [samples] how many times each counts; None: once
+    augment: Augment | None = None  # how images are changed; None: not at all
 
 
 class Resident:
@@ -25,7 +35,7 @@ class Resident:
 
     def __init__(
         self, net: Net, federation: Federation, device: torch.device, arithmetic: Arithmetic,
-        evaluation_batch: int = 512,
+        evaluation_batch: int = 512, feeding: Feeding | None = None,
     ) -> None:
         self.net, self.arithmetic = net, arithmetic
         self.layout: Layout = net.layout
@@ -36,6 +46,9 @@ class Resident:
         self.x = _placed(federation.x, device, self.dtype if floating else federation.x.dtype)
         self.y = federation.y.to(device, self.dtype if federation.y.is_floating_point() else None)
         self.bounds = federation.bounds
+        fed = feeding or Feeding()
+        self.worth = None if fed.worth is None else fed.worth.to(device, self.dtype)
+        self.augment = fed.augment
 
     def computing(self) -> AbstractContextManager[None]:
         """The engine's own arithmetic, for a while."""
@@ -105,7 +118,7 @@ def clipping(length: Tensor, most: float) -> Tensor:
 
 def scores(net: Net, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
     """Loss and, with classes, 1 for a right answer, of every sample `[B]`; 0 for padding."""
-    found = {"loss": net.task.loss(outputs, y) * weight}
+    found = {"loss": net.task.scored(outputs, y) * weight}
     if net.task.classes:
         found["accuracy"] = (outputs.argmax(-1) == y).to(weight.dtype) * weight
     return found

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coterie import memory
 from coterie.contract.engine import Correct, Effort, IntArray, Rate, Split, Step, Sum, Tensors, Until
-from coterie.contract.net import Batch, Given, Net, Objective, default_objective
+from coterie.contract.net import Given, Net, Objective, default_objective
 from coterie.contract.optimizer import Optimizer
 from coterie.data import Federation
 from coterie.engine.arithmetic import Arithmetic
@@ -23,7 +23,7 @@ from coterie.engine.capture import Pool, identity
 from coterie.engine.direct import Chain
 from coterie.engine.packing import Packed, pack
 from coterie.engine.programs import Custom, Descent, Direct, Program, Rule, Slots
-from coterie.engine.resident import measured, named, remembered, scores
+from coterie.engine.resident import Feeding, measured, named, remembered, scores
 
 PACKED_KEPT = 1 << 21
 """Sample numbers (8 bytes each) in the batches for scoring that are kept from one evaluation to the next."""
@@ -34,9 +34,9 @@ class Stacked(Slots):
 
     def __init__(
         self, net: Net, federation: Federation, device: torch.device, arithmetic: Arithmetic,
-        chain: Chain | None = None, capture: bool = True,
+        chain: Chain | None = None, capture: bool = True, feeding: Feeding | None = None,
     ) -> None:
-        super().__init__(net, federation, device, arithmetic)
+        super().__init__(net, federation, device, arithmetic, feeding=feeding)
         self.chain = chain
         self._chained = memory.through(chain.samples, self.x) if chain is not None else self.x
         self._programs: dict[Hashable, Program] = {}
@@ -107,9 +107,7 @@ class Stacked(Slots):
         identity(fn)
 
         def sums(row: Tensor, index: Tensor, cut: Tensors) -> Tensors:
-            x, y, weight = self.gather(index)
-            keys = torch.zeros(len(index), dtype=torch.int64, device=self.device)
-            batch = Batch(x, y, weight, keys)
+            batch = self.batch(index, torch.zeros(len(index), dtype=torch.int64, device=self.device), training=False)
             return self.each(lambda s, b, g: named(fn(self.net, s["row"], b, g)), {"row": row}, (batch,), cut)
 
         return self._summed(ids, sums, rows, given, split)

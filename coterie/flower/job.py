@@ -51,6 +51,12 @@ class Job(RunSpec):
                 f"the model {self.model} lies in a file, which is not sent to sites; put it into coterie/models on the "
                 "server and at every site and give its name."
             )
+        if self.loss:
+            raise CoterieError(
+                f"the loss {self.loss} lies in a file, which is not sent to sites; leave it out, and they train the "
+                "cross entropy, or the squared error for regression."
+            )
+        self.training.require(self.classes, self.shape)
         for name in ("dropouts", "stragglers"):
             if getattr(self.training, name):
                 raise CoterieError(f"{name} are played by the simulation only; real sites fail by themselves: use 0.")

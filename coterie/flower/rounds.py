@@ -18,6 +18,7 @@ from coterie import registry, streams
 from coterie.contract import records
 from coterie.contract.cohort import Init
 from coterie.contract.method import Uploads
+from coterie.contract.net import Task
 from coterie.contract.records import Record, Upload
 from coterie.engine.arithmetic import Arithmetic
 from coterie.errors import CoterieError, counted
@@ -357,7 +358,8 @@ class Rounds:
             "method": self.spelling, "published": self.method.printed, "by_model": self.method.by_model,
             "training": asdict(self.training), "federation": {"sites": self.clients}, "clients": self.clients,
             "population": self.population,
-            "columns": self.server.layout.size, "head": self.job.head, "choices": {}, "job": self.job.values(),
+            "columns": self.server.layout.size, "head": self.job.head, "loss": Task.of(self.job.classes).name,
+            "choices": {}, "job": self.job.values(),
             "policy": asdict(self.policy),
         }
 

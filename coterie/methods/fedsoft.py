@@ -37,7 +37,7 @@ class Drawing(Models):
 
 def wins(net: Net, row: Tensor, batch: Batch, given: Given) -> Tensor:
     """How many samples of the batch each of `given.rows [K, D]` has the least loss on, `[K]`."""
-    losses = torch.stack([net.task.loss(net(one, batch.x), batch.y) for one in given.rows.unbind()])  # [K, B]
+    losses = torch.stack([net.task.scored(net(one, batch.x), batch.y) for one in given.rows.unbind()])  # [K, B]
     best = losses.argmin(0, keepdim=True) == torch.arange(len(losses), device=losses.device)[:, None]
     return (best.to(losses.dtype) * batch.weight).sum(1)
 

@@ -19,8 +19,11 @@ from coterie.contract.method import Method
 from coterie.contract.net import PerSample, Task
 from coterie.contract.records import Record, Upload
 from coterie.data import Federation
+from coterie.data.augment import NONE, Augment
+from coterie.data.weights import balanced
 from coterie.engine import choose
 from coterie.engine.arithmetic import Arithmetic
+from coterie.engine.resident import Feeding
 from coterie.errors import CoterieError
 from coterie.evaluation.stages import ADAPTED, SEEN
 from coterie.running.training import Training
@@ -40,6 +43,7 @@ class Clients:
 
         `population` is how many clients the run has, if more than are here, and `first` the number of the first here.
         """
+        training.require(federation.classes, tuple(federation.x.shape[1:]), own_loss=loss is not None)
         self.method, self.training, self.first = method, training, first
         self.federation = federation if method.validation else federation.without_validation()
         self.population = self.federation.population if population is None else population
@@ -56,19 +60,29 @@ class Clients:
             self.choices, self.engine = dict(twin.choices), twin.engine
         else:
             self.engine, self.choices = choose.build(
-                self.init, Task.of(federation.classes, loss), self.federation, self.device, engine=training.engine,
-                precision=training.precision, kernels=training.kernels, capture=training.capture, batch=training.batch,
-                several=self.population > 1, earlier=choices,
+                self.init, Task.of(federation.classes, loss, training.label_smoothing), self.federation, self.device,
+                engine=training.engine, precision=training.precision, kernels=training.kernels,
+                capture=training.capture, batch=training.batch, several=self.population > 1, earlier=choices,
+                feeding=self._feeding(),
             )
         chosen = registry.optimizer(training.optimizer)
         self.optimizer = None if chosen.plain else chosen
         self._names = streams.integers("client", self.federation.names)
         self._histogram = self.federation.histogram("train")  # [clients, classes]
 
+    def _feeding(self) -> Feeding:
+        """What the run's training does with samples beyond reading them."""
+        training = self.training
+        return Feeding(
+            balanced(self.federation) if training.class_weights == "balanced" else None,
+            Augment.of(training.augment) if training.augment != NONE else None,
+        )
+
     def _like(self, twin: Clients, choices: dict[str, Any]) -> bool:
         """Whether a twin's engine computes what this run's would, and as it did before the run was stopped."""
         kept = all(choices[name] == twin.choices.get(name) for name in ("engine", "direct") if name in choices)
-        return kept and twin.engine.net.fits(self.init.module)
+        fed = all(getattr(self.training, name) == getattr(twin.training, name) for name in Training.FED)
+        return kept and fed and twin.engine.net.fits(self.init.module)
 
     # -- cohorts and what travels ---------------------------------------------------------------------------------
 

@@ -141,6 +141,7 @@ def _config(spelling: str, simulation: Simulation, head: str | None) -> dict[str
     churn = {} if schedule is None else {"churn": [[a, None if b == NEVER else b] for a, b in schedule.tolist()]}
     return {
         **spec.config(), "published": simulation.method.printed, "by_model": simulation.method.by_model,
+        "loss": simulation.engine.net.task.name,
         "federation": federation.recipe, "clients": list(federation.names), "population": simulation.population,
         "columns": simulation.layout.size,
         "choices": simulation.choices, **churn,

@@ -33,7 +33,9 @@ DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
 EXPERIMENT = "experiment.json"
 """What was asked for, in the folder of a run or of a comparison."""
 MODEL_FILE = "model.py"
-"""Beside it, a copy of the file that the model was taken from."""
+LOSS_FILE = "loss.py"
+COPIES = {"model": MODEL_FILE, "loss": LOSS_FILE}
+"""Beside it, copies of the files that the model and the loss were taken from."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ class Experiment:
     """`name:option=value,...`: linear, mlp, cnn, resnet18, textcnn, fasttext, sensor, or `file.py:Net:option=value`."""
     head: str | None = None
     """The layer that makes the scores, when it is not the last linear one."""
+    loss: str = ""
+    """A loss of your own, `file.py:function` of outputs and labels, one number for each sample; by default the cross
+    entropy, or the squared error for regression."""
     methods: tuple[str, ...] = ()
     """What is compared, as in `["fedper", "fedfew:models=3"]`; `local` and `fedavg` always take part."""
     seeds: int = 1
@@ -112,8 +117,15 @@ class Experiment:
             made = replace(made, data=f"{beside}{made.data.removeprefix(data)}")
         listed = path.parent / made.churn
         made = replace(made, churn=str(listed)) if made.churn.endswith(".csv") and listed.exists() else made
-        near = files.IN_FILE.match(str(path.parent / made.model))
-        return replace(made, model=near[0]) if near is not None and Path(near[1]).exists() else made
+        for name in COPIES:
+            near = files.IN_FILE.match(str(path.parent / getattr(made, name)))
+            if near is not None and Path(near[1]).exists():
+                made = made._taken_from(name, near[0])
+        return made
+
+    def _taken_from(self, name: str, spelling: str) -> Experiment:
+        """With this spelling of its model or its loss."""
+        return replace(self, model=spelling) if name == "model" else replace(self, loss=spelling)
 
     def record(self) -> dict[str, Any]:
         """As plain values that `of` reads back, paths as seen from anywhere."""
@@ -124,7 +136,7 @@ class Experiment:
         when = str(Path(self.churn).resolve()) if self.churn.endswith(".csv") else self.churn
         return {
             **asdict(self), "methods": list(self.methods), "data": whole, "data_dir": place, "churn": when,
-            "model": files.resolved(self.model),
+            "model": files.resolved(self.model), "loss": files.resolved(self.loss),
         }
 
     def federation(self) -> Federation:
@@ -163,7 +175,7 @@ class Experiment:
     def spec(self, federation: Federation, method: str = "") -> RunSpec:
         """One of its runs on this federation's samples, as every other place writes it down."""
         return RunSpec.for_data(
-            federation, method=method, model=self.model, training=self.training, head=self.head,
+            federation, method=method, model=self.model, training=self.training, head=self.head, loss=self.loss,
             class_names=tuple(federation.recipe.get("classes", ())), encoding=federation.recipe.get("encoding"),
         )
 
@@ -223,17 +235,18 @@ class Experiment:
     ) -> Prepared:
         """Its runs, ready to start; raises if one of them cannot, before anything is trained or written."""
         training, methods, factory = asdict(self.training), self.chosen(), self.factory(federation)
+        loss = self.spec(federation).own_loss()
         if single:
             if len(methods) != 1:
                 raise CoterieError(f"one method runs by itself, not {len(methods)}: {', '.join(self.methods)}.")
             started = resume and folder is not None and (folder / "config.json").exists()
             return prepare_run(
-                methods[0], factory, federation, folder=folder, resume=started, head=self.head, **training
+                methods[0], factory, federation, folder=folder, resume=started, head=self.head, loss=loss, **training
             )
         first = training.pop("seed")
         return prepare_comparison(
             methods, factory, federation, seeds=range(first, first + self.seeds), folder=folder, resume=resume,
-            head=self.head, **training,
+            head=self.head, loss=loss, **training,
         )
 
     def keep(self, folder: Path, single: bool, command: Sequence[str] = ()) -> None:
@@ -248,18 +261,19 @@ class Experiment:
         asked = {"command": list(command)} if command else {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            record = {"single": single, "experiment": self.record(), **asked, **self._keep_model_file(folder)}
+            record = {"single": single, "experiment": self.record(), **asked, **self._keep_files(folder)}
             files.write_json(path, {**record, "environment": environment()})
         except OSError as reason:
             raise CoterieError(f"the run folder {folder} cannot be written: {reason.strerror}.") from reason
 
-    def _keep_model_file(self, folder: Path) -> dict[str, Any]:
-        """Copy the file a model is taken from into the run folder; what experiment.json says about it."""
-        found = files.IN_FILE.match(self.model)
-        if found is None:
-            return {}
-        shutil.copyfile(found[1], folder / MODEL_FILE)
-        return {"model_file": {"copy": MODEL_FILE, "sha256": files.digest(folder / MODEL_FILE)}}
+    def _keep_files(self, folder: Path) -> dict[str, Any]:
+        """Copy the files that model and loss are taken from into the run folder; what experiment.json says of them."""
+        kept = {}
+        for name, copy in COPIES.items():
+            if found := files.IN_FILE.match(getattr(self, name)):
+                shutil.copyfile(found[1], folder / copy)
+                kept[f"{name}_file"] = {"copy": copy, "sha256": files.digest(folder / copy)}
+        return kept
 
 
 def experiment(source: str | Path | Mapping[str, Any]) -> Experiment:
@@ -271,23 +285,27 @@ def experiment(source: str | Path | Mapping[str, Any]) -> Experiment:
 
 
 def read_experiment(folder: Path) -> tuple[Experiment, bool, str]:
-    """The experiment, whether it is a single run, and a sentence where the model's file is not what it was.
+    """The experiment, whether it is a single run, and a sentence where a file of its is not what it was.
 
-    A model from a file that has changed or is gone is taken from the copy in the run folder.
+    A model or a loss from a file that has changed or is gone is taken from the copy in the run folder.
     """
     if not (folder / EXPERIMENT).is_file():
         why = f"it has no {EXPERIMENT}" if folder.exists() else "it does not exist"
         raise CoterieError(f"{folder} is not a run folder: {why}.")
     found, single, record = asked_for(folder)
-    moved, note = _with_model(found, record.get("model_file") or {}, folder)
-    return moved, single, note
+    notes = []
+    for name in COPIES:
+        found, note = _with_file(found, name, record.get(f"{name}_file") or {}, folder)
+        notes += [note] if note else []
+    return found, single, " ".join(notes)
 
 
 def asked_for(folder: Path) -> tuple[Experiment, bool, dict[str, Any]]:
     """What experiment.json says: the experiment, whether it is a single run, and the whole record."""
     path = folder / EXPERIMENT
     record = files.read_json(path)
-    if not {"experiment", "single"} <= record.keys() or not isinstance(record.get("model_file") or {}, dict):
+    tables = all(isinstance(record.get(f"{name}_file") or {}, dict) for name in COPIES)
+    if not {"experiment", "single"} <= record.keys() or not tables:
         raise CoterieError(f"{path} is damaged: it does not say what was asked for.")
     try:
         return Experiment.of(record["experiment"], str(path)), bool(record["single"]), record
@@ -297,20 +315,21 @@ def asked_for(folder: Path) -> tuple[Experiment, bool, dict[str, Any]]:
         raise CoterieError(f"{path} is damaged: {reason}.") from reason
 
 
-def _with_model(found: Experiment, kept: Mapping[str, Any], folder: Path) -> tuple[Experiment, str]:
-    """The experiment with a model that is there, and a sentence where that is the copy that was `kept`."""
-    named = files.IN_FILE.match(found.model)
+def _with_file(found: Experiment, name: str, kept: Mapping[str, Any], folder: Path) -> tuple[Experiment, str]:
+    """The experiment with a model (or loss) that is there, and a sentence where that is the copy that was `kept`."""
+    spelling = getattr(found, name)
+    named = files.IN_FILE.match(spelling)
     if named is None or not kept:
         return found, ""
     there = Path(named[1]).is_file()
     if there and files.digest(Path(named[1])) == kept.get("sha256"):
         return found, ""
     what = "has changed since the run began" if there else "is gone"
-    copy = folder / MODEL_FILE
+    copy = folder / COPIES[name]
     if not copy.is_file() or files.digest(copy) != kept.get("sha256"):
-        raise CoterieError(f"the model's file {named[1]} {what}, and {copy} is not the copy the run made of it.")
-    moved = replace(found, model=f"{copy}{found.model[named.end(1):]}")
-    return moved, f"the model's file {named[1]} {what}; the run goes on with its copy {copy}."
+        raise CoterieError(f"the {name}'s file {named[1]} {what}, and {copy} is not the copy the run made of it.")
+    moved = found._taken_from(name, f"{copy}{spelling[named.end(1):]}")
+    return moved, f"the {name}'s file {named[1]} {what}; the run goes on with its copy {copy}."
 
 
 # -- TOML and settings -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from coterie import registry
 from coterie.contract.cohort import Init
 from coterie.contract.method import Method
+from coterie.contract.net import NAMELESS, PerSample, Task
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
 from coterie.running import checkpoint
@@ -37,10 +38,11 @@ class Saved:
     experiment: Experiment | None
     note: str = ""
     arrivals: tuple[int, ...] = ()  # with churn, the round in which each client arrives, rising
+    loss_called: str = ""  # what config.json calls the loss; empty in runs of earlier versions
 
     @classmethod
-    def open(cls, folder: str | Path, model: str | None = None) -> Saved:
-        """The run in a folder; `model` is the model's spelling where the folder does not know it."""
+    def open(cls, folder: str | Path, model: str | None = None, loss: str | None = None) -> Saved:
+        """The run in a folder; `model` and `loss` are spelled where the folder does not know them."""
         path = Path(folder)
         found = Folder(path)
         config = found.config()
@@ -51,12 +53,14 @@ class Saved:
         try:
             samples = config.get("samples") or _samples(experiment, path)
             named = model or (experiment.model if experiment is not None else "")
-            spec = RunSpec.of_config({**config, "samples": samples}, named)
+            own = loss or (experiment.loss if experiment is not None else "")
+            spec = RunSpec.of_config({**config, "samples": samples}, named, own)
             method = spec.chosen()
             return cls(
                 found, replace(spec, method=registry.spelling(method)), method, int(config["population"]),
                 tuple(config["clients"]), float(config["federation"].get("split", {}).get("val", 0.1)), experiment,
                 note, tuple(int(arrives) for arrives, _ in config.get("churn", ())),
+                str(config.get("loss", "")),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as reason:
             if isinstance(reason, CoterieError):
@@ -69,6 +73,17 @@ class Saved:
     def init(self) -> Init:
         """Layout and module; its weights are not the run's."""
         return self._named().init(self.method, population=self.population)
+
+    def loss(self) -> PerSample | None:
+        """The loss that somebody wrote for the run; None for the task's usual one."""
+        found, called = self.spec.own_loss(), self.loss_called
+        named = Task.of(self.spec.classes, found).name
+        if called and called != named and not (called == NAMELESS and found is not None):
+            other = f"not {named}" if found is not None else "which was given in Python"
+            raise CoterieError(
+                f"{self.folder.path} trained with the loss {called}, {other}; name its file: --loss file.py:function."
+            )
+        return found
 
     def _named(self) -> RunSpec:
         if not self.spec.model:
@@ -101,7 +116,7 @@ class Saved:
         """The whole run as its checkpoint left it, clients and data included."""
         tensors, meta = self.checkpoint()
         made = Simulation(self.method, self.factory(), self.federation(), anywhere(self.spec.training),
-                          self.spec.head, choices=meta["choices"])
+                          self.spec.head, self.loss(), choices=meta["choices"])
         made.restore(tensors, meta)
         return made
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from inspect import signature
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from coterie import models, registry
+from coterie import files, models, registry
 from coterie.contract.cohort import Init
 from coterie.contract.method import Method
+from coterie.contract.net import PerSample
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
 from coterie.options import build, parse_options
@@ -26,7 +28,7 @@ LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 """Layers that take tokens."""
 DTYPES = ("float32", "float64", "int64")
 """Types of the samples' numbers that a federation holds."""
-OPTIONAL = ("dtype", "class_names", "encoding")
+OPTIONAL = ("dtype", "class_names", "encoding", "loss")
 """Values that are left out where nothing is known: older versions did not write them, and do not read them."""
 
 
@@ -52,6 +54,8 @@ class RunSpec:
     """Where labels were names."""
     encoding: Mapping[str, Any] | None = None
     """How a table became numbers."""
+    loss: str = ""
+    """A user's own loss of each sample, `file.py:function`; empty for the task's usual one."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ("", *DTYPES):
@@ -78,13 +82,13 @@ class RunSpec:
         return given
 
     @classmethod
-    def of_config(cls, config: Mapping[str, Any], model: str = "") -> Self:
-        """From config.json of a run folder, which does not know the model's name."""
+    def of_config(cls, config: Mapping[str, Any], model: str = "", loss: str = "") -> Self:
+        """From config.json of a run folder, which does not know where model and loss come from."""
         samples, recipe = config["samples"], config["federation"]
         return cls(
             str(config["method"]), model, tuple(int(n) for n in samples["shape"]), int(samples["classes"]),
             int(samples["outputs"]), build(Training, config["training"], "training"), config["head"],
-            samples.get("dtype", ""), tuple(recipe.get("classes", ())), recipe.get("encoding"),
+            samples.get("dtype", ""), tuple(recipe.get("classes", ())), recipe.get("encoding"), loss,
         )
 
     def config(self) -> dict[str, Any]:
@@ -119,6 +123,24 @@ class RunSpec:
         """Each call gives the module with fresh weights."""
         name, given = parse_options(self.model)
         return models.model(name, self.shape, self.outputs, **given)
+
+    def own_loss(self) -> PerSample | None:
+        """The user's loss from its file; None for the task's usual one."""
+        if not self.loss:
+            return None
+        spelled = files.IN_FILE.match(self.loss)
+        if spelled is None or spelled[3]:
+            raise CoterieError(f"a loss of your own is a function in a file, spelled file.py:name, not '{self.loss}'.")
+        held = vars(files.module(Path(spelled[1]), f"the loss {spelled[2]}"))
+        found = held.get(spelled[2])
+        if found is None:
+            ours = [n for n, v in held.items() if callable(v) and getattr(v, "__module__", "") == held["__name__"]]
+            raise unknown(f"loss in {spelled[1]}", spelled[2], ours)
+        if not callable(found) or isinstance(found, type):
+            raise CoterieError(
+                f"{spelled[2]} in {spelled[1]} is a {type(found).__name__}; a function of outputs and labels is needed."
+            )
+        return found  # type: ignore[no-any-return]
 
     def init(
         self, method: Method, seed: int = 0, dtype: torch.dtype = torch.float32, device: torch.device | None = None,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from coterie import registry
+from coterie.data.augment import NONE, Augment
 from coterie.errors import CoterieError
-from coterie.running.schedules import FACTORS, Schedule
+from coterie.running.schedules import Schedule, factor
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,15 @@ class Training:
         "learningrate": "lr", "eta": "lr", "stepsize": "lr", "batchsize": "batch", "bs": "batch",
         "localepochs": "epochs", "localsteps": "steps", "fraction": "participation", "clientfraction": "participation",
         "scheduler": "schedule", "earlystopping": "patience", "dtype": "precision", "randomseed": "seed",
-        "communicationrounds": "rounds",
+        "communicationrounds": "rounds", "warmuprounds": "warmup", "classweight": "class_weights",
+        "smoothing": "label_smoothing", "labelsmooth": "label_smoothing", "augmentation": "augment",
+        "transform": "augment",
     }
     """What others call an option, without `_` and `-`."""
     FORMER: ClassVar[Mapping[str, str]] = {"join": "together"}
     """What older versions called an option; their run folders and files are still read."""
+    FED: ClassVar[tuple[str, ...]] = ("class_weights", "label_smoothing", "augment")
+    """Options that belong to an engine: runs that differ in them cannot share one."""
     LISTED: ClassVar[str] = (
         "`coterie options` lists the training options with their meaning, `coterie methods NAME` a method's."
     )
@@ -48,6 +53,16 @@ class Training:
     """How the learning rate changes over rounds: not, times `decay` each round, or as half a cosine to 0."""
     decay: float = 0.99
     """Factor a round for schedule=decay."""
+    warmup: int = 0
+    """Rounds in which the learning rate first rises, in equal steps to `lr`; the schedule begins after them."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: in training, a client's samples of a class count n / (classes it holds * samples of the class) times,
+    so that its classes weigh alike. Its counts stay with it; scores are never weighted."""
+    label_smoothing: float = 0.0
+    """Share of a label that training spreads over all classes, from 0 to below 1; scores take labels as they are."""
+    augment: str = "none"
+    """Images as training sees them: flip (left and right swapped, every second one), crop(pad=4) (moved by up to `pad`
+    pixels, zeros at the border), or flip+crop(pad=4); drawn anew for every batch, never when scoring."""
     participation: float = 1.0
     """Fraction of the clients selected each round."""
     sampling: Literal["fixed", "poisson"] = "fixed"
@@ -90,7 +105,7 @@ class Training:
 
     def __post_init__(self) -> None:
         for name, lowest in (("rounds", 0), ("epochs", 0), ("batch", 0), ("evaluate_every", 1), ("patience", 0),
-                             ("wave", 0), ("checkpoint_every", 1), ("seed", 0)):
+                             ("wave", 0), ("warmup", 0), ("checkpoint_every", 1), ("seed", 0)):
             if getattr(self, name) < lowest:
                 raise CoterieError(f"{name} must be at least {lowest}, not {getattr(self, name)}.")
         if self.steps is not None and self.steps < 1:
@@ -102,7 +117,11 @@ class Training:
             raise CoterieError(f"clip must be a positive number or none, not {self.clip}.")
         if not 0 < self.participation <= 1:
             raise CoterieError(f"participation must be above 0 and at most 1, not {self.participation}.")
-        for name in ("dropouts", "stragglers"):
+        if self.warmup > self.rounds:
+            raise CoterieError(f"warmup must be at most the number of rounds, {self.rounds}, not {self.warmup}.")
+        if self.augment != NONE:
+            Augment.of(self.augment)
+        for name in ("dropouts", "stragglers", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise CoterieError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
 
@@ -111,6 +130,20 @@ class Training:
         """Whether a client's step is `row - lr * gradient`."""
         return self.clip is None and registry.optimizer(self.optimizer).plain
 
+    def require(self, classes: int, shape: Sequence[int], own_loss: bool = False) -> None:
+        """Raise where an option does not fit the samples, of so many classes and this shape, or a user's own loss."""
+        if not classes:
+            for name, off in (("class_weights", "none"), ("label_smoothing", 0.0)):
+                if (asked := getattr(self, name)) != off:
+                    raise CoterieError(f"{name}={asked} is for classes, and this is a regression; use {name}={off}.")
+        if own_loss and self.label_smoothing:
+            raise CoterieError(
+                f"label_smoothing={self.label_smoothing} is for the cross entropy, and the loss is your own; smooth "
+                "inside it, or leave one of them out."
+            )
+        if self.augment != NONE:
+            Augment.of(self.augment).require(shape)
+
     def lr_at(self, round: int) -> float:
         """The learning rate of a round."""
-        return self.lr * FACTORS[self.schedule](round, self.rounds, self.decay)
+        return self.lr * factor(self.schedule, round, self.rounds, self.decay, self.warmup)

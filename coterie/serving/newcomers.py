@@ -105,7 +105,7 @@ class Desk:
 
     def __init__(self, saved: Saved, seed: int = 0) -> None:
         self.saved, self.seed = saved, seed
-        self.factory = saved.factory()
+        self.factory, self.loss = saved.factory(), saved.loss()
         self.tensors, self.meta = saved.checkpoint()
         self.t = int(self.meta["round"])
         self.number = saved.arrived(self.t)
@@ -127,7 +127,7 @@ class Desk:
         saved = self.saved
         return Clients(
             saved.method, self.factory, federation, anywhere(saved.spec.training), saved.spec.head,
-            choices=self.meta["choices"], population=self.number, first=self.number,
+            self.loss, choices=self.meta["choices"], population=self.number, first=self.number,
         )
 
     def arrive(self, clients: Clients) -> tuple[Arrival, Cohort]:

@@ -93,7 +93,7 @@ def read_model(path: Path, spelling: str | None = None) -> Portable:
 
 def job_of(saved: Saved) -> dict[str, Any]:
     """What builds a run's module again, as a site's job says it; how it was trained is not needed for that."""
-    named = replace(saved.spec, model=files.resolved(saved.spec.model))
+    named = replace(saved.spec, model=files.resolved(saved.spec.model), loss=files.resolved(saved.spec.loss))
     return {name: value for name, value in named.values().items() if name != "training"}
 
 

@@ -93,6 +93,23 @@ def test_regression_is_judged_by_its_error():
     assert by_label["fedavg"] < -0.5  # the mean of opposite slopes is 0, whose error is x's variance, 1
 
 
+def test_the_pilot_trains_the_experiments_loss_with_as_much_warm_up_as_its_rounds_hold():
+    """A loss that is 0 everywhere trains nothing: every candidate is off by exactly 0. The look for groups takes 5
+    rounds, fewer than this warm-up; more than the pilot's own rounds is refused."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.standard_normal((24, 3)), rng.standard_normal(24)) for _ in range(4)]
+    data = Federation.from_clients(clients, classes=0, val=0.2)
+    options = {"rounds": 6, "seeds": 1, "device": "cpu", "newcomers": "none"}
+
+    def nothing(outputs, y):
+        return outputs.flatten() * 0
+
+    pilot = advise(model("linear", (3,), 1), data, loss=nothing, warmup=6, **options)
+    assert all((one.seen == 0).all() for one in pilot.findings.candidates)
+    with pytest.raises(CoterieError, match="warmup must be at most the number of rounds, 6, not 7"):
+        advise(model("linear", (3,), 1), data, warmup=7, **options)
+
+
 def test_the_guess_is_each_clients_most_frequent_training_class():
     """Most of the first client's labels are 0, of the others' 1; the accuracy is recounted from the samples."""
     y = [np.repeat([0, 1], [30, 10]), np.repeat([0, 1], [4, 36]), np.ones(40, int)]

@@ -123,6 +123,60 @@ def test_steps_that_are_not_captured_equal_the_captured_ones(spec):
         np.testing.assert_allclose(scores[name], expected_scores[name], rtol=1e-8)
 
 
+# -- class weights, smoothed labels, augmented images ------------------------------------------------------------------
+
+
+def pictures() -> Federation:
+    rng = np.random.default_rng(0)
+    sizes = (7, 61, 23, 40, 12)
+    clients = [(rng.standard_normal((n, 1, 6, 6)).astype(np.float32), rng.integers(0, 3, n)) for n in sizes]
+    return Federation.from_clients(clients, unseen=1, classes=3)
+
+
+def flat() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def convolved() -> nn.Module:
+    layers = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 3))
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("build", [flat, convolved])
+@pytest.mark.parametrize("spec", ["fedavg", "ditto", "apfl", "fedrod", "fedfew"])
+def test_graphs_are_fed_as_the_cpu_is(spec, build):
+    """Draws are tensor code inside the captured step: the same images, weights and labels as on a host."""
+    options = {"augment": "flip+crop(pad=2)", "class_weights": "balanced", "label_smoothing": 0.1, "warmup": 2}
+    ends = []
+    for device in ("cuda", "cpu"):
+        training = Training(device=device, precision="float64", batch=8, epochs=2, participation=0.8, **options)
+        simulation = Simulation(registry.method(spec), build, pictures(), training)
+        for _ in range(4):
+            simulation.round()
+        ends.append({name: t.cpu() for name, t in simulation.snapshot()[0].items()})
+    for name in ends[1]:
+        torch.testing.assert_close(ends[0][name], ends[1][name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_images_of_the_kernels_are_augmented(precision):
+    """Where convolutions are coterie's own the chain arranges the changed images; rows are those of the general way."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.standard_normal((24, 1, 16, 16)).astype(np.float32), rng.integers(0, 3, 24)) for _ in range(3)]
+    data, cnn = Federation.from_clients(clients, classes=3), models.model("cnn", (1, 16, 16), 3)
+    rows = {}
+    for engine in ("direct", "stack"):
+        for augment in ("none", "flip+crop(pad=2)"):
+            training = Training(device="cuda", precision=precision, batch=8, engine=engine, augment=augment)
+            simulation = Simulation(registry.method("fedavg"), cnn, data, training)
+            for _ in range(2):
+                simulation.round()
+            rows[engine, augment] = simulation.server.state.tensors()["row"] - simulation.init.row
+    changed = rows["stack", "flip+crop(pad=2)"]
+    apart = (rows["direct", "flip+crop(pad=2)"] - changed).norm()
+    assert apart < 0.2 * (rows["stack", "none"] - changed).norm()  # rounding is far below what augmentation does
+
+
 # -- precision and kernels belong to an engine ------------------------------------------------------------------------
 
 

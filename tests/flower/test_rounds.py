@@ -510,3 +510,25 @@ def test_site_at_reads_the_sites_file(tmp_path):
     data = site_at("ward", tmp_path / "ward.npz", tmp_path).federation(toy.job(toy.federation(), "fedavg"))
     assert data.names == ("ward",)
     assert [int(data.sizes(split)[0]) for split in ("train", "val", "test")] == [13, 2, 5]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "apfl"])
+def test_sites_are_fed_as_the_simulation_is(tmp_path, method):
+    """Class weights from a site's own labels, smoothed labels, the same draws for images, a warm-up: the same rows."""
+    data = toy.federation(shape=(1, 3, 4))
+    fed = {"class_weights": "balanced", "label_smoothing": 0.1, "augment": "flip+crop(pad=1)", "warmup": 2}
+    one = toy.job(data, method, **fed)
+    (rounds,), line = toy.run(data, [one], tmp_path, Line(toy.sites(data, tmp_path)))
+    sim = toy.stacked(data, one)
+    for name, t in sim.server.state.tensors().items():
+        torch.testing.assert_close(rounds.server.state.tensors()[name], t, rtol=1e-9, atol=1e-9)
+    plain = toy.run(data, [toy.job(data, method)], tmp_path / "plain", Line(toy.sites(data, tmp_path / "plain")))
+    assert sent(line) == sent(plain[1])  # neither counts nor weights leave a site
+    (unfed,), _ = plain
+    assert not torch.allclose(unfed.server.state.row, rounds.server.state.row)
+
+
+def sent(line):
+    """What left sites, message by message: names and shapes of tensors, and the words of their facts."""
+    return [(name, [(sorted(a.meta), {n: tuple(t.shape) for n, t in a.tensors.items()}) for a in answer])
+            for name, _, answer in line.log]

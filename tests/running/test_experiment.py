@@ -1,13 +1,18 @@
 """An experiment in one call, and what it costs to find out early that a run cannot start."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from commands import exit_code
 
 import coterie
+from coterie import files
 from coterie.errors import CoterieError
-from coterie.running.experiment import read_experiment
+from coterie.running.experiment import experiment, read_experiment
+from coterie.running.runs import run
+from coterie.running.saved import Saved
 from coterie.running.simulation import Simulation
 
 TOML = """
@@ -161,3 +166,111 @@ def test_what_cannot_run_is_said_before_anything_is_trained_or_written(words, tm
     small = SMALL[:2] + SMALL[4:] if "--model" in words else SMALL
     assert exit_code(monkeypatch, *words, *small) == 2
     assert not (tmp_path / "out").exists()
+
+
+# -- a loss of one's own ----------------------------------------------------------------------------------------------
+
+HUBER = """
+import torch.nn.functional as F
+
+
+def huber(outputs, y):
+    return F.huber_loss(outputs[:, 0], y, reduction="none", delta=0.1)
+"""
+
+
+@pytest.fixture
+def regressing(tmp_path):
+    """The text of an experiment with a loss beside it, and the same run from Python."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype("f4")
+    np.savez(tmp_path / "data.npz", x=x, y=(x.sum(1) + rng.normal(size=60)).astype("f4"),
+             client=np.repeat(list("abc"), 20))
+    (tmp_path / "mine.py").write_text(HUBER)
+    (tmp_path / "file.toml").write_text(
+        'data = "data.npz"\nmodel = "linear"\nmethods = ["fedavg"]\nloss = "mine.py:huber"\n'
+        '[training]\nrounds = 3\ndevice = "cpu"\n'
+    )
+    return tmp_path
+
+
+def scored(results):
+    return results[0].at("served").test["loss"]
+
+
+def test_a_loss_beside_its_file_trains_and_is_called_by_its_name(regressing):
+    """The rows are those of `run(..., loss=huber)`, and not those of the squared error; config.json has the name."""
+    made = experiment(regressing / "file.toml")
+    assert made.loss == f"{regressing / 'mine.py'}:huber"
+    found = made.run(regressing / "out")
+    config = json.loads((regressing / "out" / "config.json").read_text())
+    assert config["loss"] == "huber"
+    record = json.loads((regressing / "out" / "experiment.json").read_text())
+    assert record["experiment"]["loss"] == f"{regressing / 'mine.py'}:huber"
+    assert (regressing / "out" / "loss.py").read_text() == HUBER
+    federation = made.federation()
+    module = vars(files.module(regressing / "mine.py", "huber"))
+    same = run("fedavg", made.factory(federation), federation, rounds=3, device="cpu", loss=module["huber"])
+    np.testing.assert_array_equal(scored(found), same.at("served").test["loss"])
+    other = replace(made, loss="").run(regressing / "plain")
+    assert json.loads((regressing / "plain" / "config.json").read_text())["loss"] == "squared error"
+    assert not np.allclose(scored(found), scored(other))
+
+
+def test_a_run_goes_on_with_its_copy_of_the_loss(regressing):
+    """The file is gone: resuming, handing out and exporting take the copy that the run made, and say so."""
+    made = experiment(regressing / "file.toml")
+    made.run(regressing / "out")
+    (regressing / "mine.py").unlink()
+    again, single, note = read_experiment(regressing / "out")
+    assert again.loss == f"{regressing / 'out' / 'loss.py'}:huber"
+    assert "the loss's file" in note
+    assert "is gone; the run goes on with its copy" in note
+    again.prepare(again.federation(), regressing / "out", single, resume=True)
+    saved = Saved.open(regressing / "out")
+    assert saved.loss().__name__ == "huber"
+    assert saved.simulation().engine.net.task.name == "huber"
+    (regressing / "out" / "loss.py").write_text("")
+    with pytest.raises(CoterieError, match=r"the loss's file .* is gone, and .* is not the copy the run made of it"):
+        read_experiment(regressing / "out")
+
+
+def test_a_run_from_python_asks_for_the_file_of_its_loss(regressing):
+    """Its folder holds the loss's name alone: another one, or the squared error, would train something else."""
+    made = experiment(regressing / "file.toml")
+    federation = made.federation()
+
+    def huber(outputs, y):
+        return (outputs[:, 0] - y).abs()
+
+    training = {"rounds": 1, "device": "cpu", "loss": huber, "folder": regressing / "python"}
+    run("fedavg", made.factory(federation), federation, **training)
+    with pytest.raises(CoterieError, match="trained with the loss huber, which was given in Python; name its file"):
+        Saved.open(regressing / "python", "linear").loss()
+    assert Saved.open(regressing / "python", "linear", f"{regressing / 'mine.py'}:huber").loss() is not None
+    (regressing / "mine.py").write_text(HUBER.replace("def huber", "def other"))
+    with pytest.raises(CoterieError, match="trained with the loss huber, not other"):
+        Saved.open(regressing / "python", "linear", f"{regressing / 'mine.py'}:other").loss()
+
+
+def test_smoothing_a_loss_of_ones_own_is_refused(regressing):
+    (regressing / "mine.py").write_text("import torch.nn.functional as F\n\n\ndef mine(outputs, y):\n"
+                                        "    return F.cross_entropy(outputs, y, reduction='none')\n")
+    made = experiment({"clients": 3, "model": "linear", "methods": ["fedavg"], "loss": f"{regressing / 'mine.py'}:mine",
+                       "training": {"label_smoothing": 0.1, "rounds": 1, "device": "cpu"}})
+    with pytest.raises(CoterieError, match="is for the cross entropy, and the loss is your own"):
+        made.run()
+
+
+def test_the_command_takes_a_loss_and_hands_out_with_it(regressing, monkeypatch, capsys):
+    """`run --loss`, then `personalize` of a newcomer: the run's own loss is asked for, not the squared error."""
+    monkeypatch.chdir(regressing)
+    words = ["--data", "data.npz", "--model", "linear", "--set", "device=cpu", "--rounds", "2"]
+    assert exit_code(monkeypatch, "run", "fedavg", *words, "--loss", "mine.py:huber", "--out", "out") == 0
+    assert json.loads((regressing / "out" / "config.json").read_text())["loss"] == "huber"
+    hand_out = ["personalize", "out", "--data", "data.npz", "--client", "a", "-o", "a.safetensors"]
+    assert exit_code(monkeypatch, *hand_out) == 0
+    assert json.loads((regressing / "a.json").read_text())["job"]["loss"] == f"{regressing / 'mine.py'}:huber"
+    assert exit_code(monkeypatch, "run", "fedavg", *words, "--loss", "mine.py:hubber", "--out", "other") == 2
+    assert "did you mean 'huber'" in capsys.readouterr().err
+    assert not (regressing / "other").exists()

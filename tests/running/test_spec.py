@@ -96,3 +96,65 @@ def test_samples_of_the_right_form():
     assert TOKENS.blank_samples(2, 1).tolist() == [[1] * 6] * 2
     assert SPEC.blank_samples(2, 0).dtype == torch.float32
     assert Job.of({**OLD_JOB, "dtype": "int64"}).made_up(2).x.dtype == torch.int64
+
+
+# -- a loss of one's own ----------------------------------------------------------------------------------------------
+
+LOSSES = """
+import torch.nn.functional as F
+from torch import nn
+
+
+def huber(outputs, y):
+    return F.huber_loss(outputs[:, 0], y, reduction="none")
+
+
+def squares(outputs, y):
+    return (outputs[:, 0] - y).square()
+
+
+absolute = nn.L1Loss(reduction="none")
+number = 3
+"""
+
+
+@pytest.fixture
+def losses(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(LOSSES)
+    return path
+
+
+def test_a_loss_is_written_where_there_is_one_and_read_from_its_file(losses):
+    spec = RunSpec("fedavg", "linear", (3,), 0, 1, loss=f"{losses}:huber")
+    assert "loss" not in SPEC.values()
+    assert RunSpec.of(json.loads(json.dumps(spec.values()))) == spec
+    found = spec.own_loss()(torch.tensor([[0.5], [3.0]]), torch.zeros(2))
+    assert found.tolist() == [0.125, 2.5]  # x^2 / 2 up to 1, then |x| - 1/2
+    assert SPEC.own_loss() is None
+
+
+@pytest.mark.parametrize(("spelling", "sentence"), [
+    ("{}:hubber", "did you mean 'huber'"),
+    ("{}:number", "number in .* is a int; a function of outputs and labels is needed"),
+    ("{}:huber:delta=2", "is a function in a file, spelled file.py:name"),
+    ("huber", "is a function in a file, spelled file.py:name, not 'huber'"),
+    ("{}x.py:huber", "there is no file .* to take the loss huber from"),
+])
+def test_a_loss_that_is_not_there_is_a_sentence(losses, spelling, sentence):
+    with pytest.raises(CoterieError, match=sentence):
+        RunSpec("fedavg", "linear", (3,), 0, 1, loss=spelling.format(losses)).own_loss()
+
+
+def test_a_loss_in_a_file_is_not_for_sites(losses):
+    with pytest.raises(CoterieError, match=r"the loss .* lies in a file, which is not sent to sites"):
+        Job("fedavg", "linear", (3,), 0, 1, loss=f"{losses}:huber", experiment="one")
+
+
+@pytest.mark.parametrize(("training", "sentence"), [
+    ({"class_weights": "balanced"}, "class_weights=balanced is for classes"),
+    ({"augment": "flip"}, r"these samples have shape \[3\]"),
+])
+def test_a_server_refuses_what_no_site_could_train(training, sentence):
+    with pytest.raises(CoterieError, match=sentence):
+        Job("fedavg", "linear", (3,), 0, 1, Training(**training), experiment="one")
