@@ -170,7 +170,7 @@ class Prepared:
                 self.reason = self.reason or one.built.simulation.choices.get("reason", "")
             else:
                 layout = Simulation.layout_of(method, self._shared.model, self._shared.head)
-                Server.refuse_early(method, self._shared.federation.arrived(0), layout)
+                Server.refuse_early(method, self._shared.federation.arrived(0), layout, one.training)
 
     @property
     def spelling(self) -> str:

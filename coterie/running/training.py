@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from coterie import registry
+from coterie.contract.local import LocalOptions
+from coterie.contract.schedules import FACTORS
 from coterie.errors import CoterieError
-from coterie.running.schedules import FACTORS, Schedule
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(LocalOptions):
     """How a federation is trained. Everything here is written into the run folder."""
 
     OTHER_WORDS: ClassVar[Mapping[str, str]] = {
-        "learningrate": "lr", "eta": "lr", "stepsize": "lr", "batchsize": "batch", "bs": "batch",
-        "localepochs": "epochs", "localsteps": "steps", "fraction": "participation", "clientfraction": "participation",
-        "scheduler": "schedule", "earlystopping": "patience", "dtype": "precision", "randomseed": "seed",
-        "communicationrounds": "rounds",
+        **LocalOptions.OTHER_WORDS, "fraction": "participation", "clientfraction": "participation",
+        "earlystopping": "patience", "dtype": "precision", "randomseed": "seed", "communicationrounds": "rounds",
     }
     """What others call an option, without `_` and `-`."""
     FORMER: ClassVar[Mapping[str, str]] = {"join": "together"}
@@ -30,18 +29,6 @@ class Training:
 
     rounds: int = 50
     """Communication rounds."""
-    epochs: int = 1
-    """Local epochs a round."""
-    steps: int | None = None
-    """Local steps a round, instead of epochs."""
-    batch: int = 10
-    """Batch size; 0 takes all samples of a client at once."""
-    lr: float = 0.05
-    """Learning rate of the local SGD."""
-    schedule: Schedule = "constant"
-    """How the learning rate changes over rounds: not, times `decay` each round, or as half a cosine to 0."""
-    decay: float = 0.99
-    """Factor a round for schedule=decay."""
     participation: float = 1.0
     """Fraction of the clients selected each round."""
     sampling: Literal["fixed", "poisson"] = "fixed"
@@ -83,14 +70,12 @@ class Training:
     """Rounds between checkpoints."""
 
     def __post_init__(self) -> None:
-        for name, lowest in (("rounds", 0), ("epochs", 0), ("batch", 0), ("evaluate_every", 1), ("patience", 0),
-                             ("wave", 0), ("checkpoint_every", 1), ("seed", 0)):
+        super().__post_init__()
+        registry.optimizer(self.server, server=True)
+        for name, lowest in (("rounds", 0), ("evaluate_every", 1), ("patience", 0), ("wave", 0),
+                             ("checkpoint_every", 1), ("seed", 0)):
             if getattr(self, name) < lowest:
                 raise CoterieError(f"{name} must be at least {lowest}, not {getattr(self, name)}.")
-        if self.steps is not None and self.steps < 1:
-            raise CoterieError(f"steps must be at least 1, not {self.steps}.")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise CoterieError(f"lr must be a positive number, not {self.lr}.")
         if not 0 < self.participation <= 1:
             raise CoterieError(f"participation must be above 0 and at most 1, not {self.participation}.")
         for name in ("dropouts", "stragglers"):

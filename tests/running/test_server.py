@@ -50,7 +50,7 @@ def test_it_refuses_what_cannot_run_before_anything_is_started(tiny, method, sai
     with pytest.raises(CoterieError, match=said):
         Server(chosen, sim.init, sim.training)
     with pytest.raises(CoterieError, match=said):
-        Server.refuse_early(chosen, 4, sim.layout)
+        Server.refuse_early(chosen, 4, sim.layout, sim.training)
 
 
 def test_a_merge_is_the_methods(tiny):
