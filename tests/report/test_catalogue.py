@@ -62,7 +62,7 @@ def test_the_list_has_every_fact_of_every_class() -> None:
     for name, plug in AGGREGATORS.items():
         assert found.count(name) == 1
         assert {catalogue.headline(plug)[1].rstrip("."), str(plug().minimum), plug.cite} <= set(found)
-    assert "server_lr=1.0, mu=0.01" in found  # FedProx's, the first inherited
+    assert "mu=1.0, tau=0.5, projection_head=0" in found  # MOON's
     assert "faulty=1, chosen=none" in found  # Multi-Krum's, as the command line spells them
 
 
