@@ -171,6 +171,11 @@ class Method:
         except CoterieError as reason:
             raise CoterieError(f"{self.name}: {reason}") from reason
 
+    @property
+    def unsteppable(self) -> str:
+        """Why no server optimizer may step its models, a clause; empty where one may."""
+        return self.steps_itself if self.averages else "it averages nothing"
+
     def averaged(self, server: Any, layout: Layout) -> dict[str, Layout]:
         """The fields of the server's state that are averaged models, `[d]` or `[K, d]`, and what their columns are.
 

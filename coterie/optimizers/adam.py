@@ -1,4 +1,4 @@
-"""Adam and its kin: steps measured by the gradients' own size."""
+"""Adam: steps measured by the gradients' own size."""
 
 from __future__ import annotations
 

@@ -43,11 +43,10 @@ class Stepper:
             return None
         if method.up == "0" and "server" not in dict(method.training):
             return None  # a run's baseline without a server, in which there is nothing to change
-        reason = method.steps_itself if method.averages else "it averages nothing"
-        if reason:
+        if method.unsteppable:
             raise CoterieError(
-                f"server={training.server} does not fit {method.name}: {reason}; {method.name}:server=sgd leaves it as "
-                "it is."
+                f"server={training.server} does not fit {method.name}: {method.unsteppable}; {method.name}:server=sgd "
+                "leaves it as it is."
             )
         return cls(optimizer)
 

@@ -13,7 +13,7 @@ from coterie.contract.local import LocalOptions
 from coterie.contract.records import Record, Upload, spread
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.options import options
+from coterie.options import options as options_of
 
 METHODS = sorted(registry.methods())
 BASELINES = ("local", "fedavg", "fedavgft")
@@ -40,7 +40,7 @@ def test_the_page_is_complete(method):
 def test_no_option_has_the_name_of_a_training_option(method):
     """`fedper:lr=0.1` is the run's lr for FedPer alone, so no method may call something else so."""
     cls = registry.methods()[method]
-    assert not options(cls).keys() & options(LocalOptions).keys()
+    assert not options_of(cls).keys() & options_of(LocalOptions).keys()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -48,8 +48,8 @@ def test_what_options_were_called_is_still_read(method):
     """A former name leads to an option that is there, and is none that is there."""
     cls = registry.methods()[method]
     for old, new in cls.FORMER:
-        assert old not in options(cls)
-        assert new.partition("=")[0] in {*options(cls), *options(LocalOptions)}
+        assert old not in options_of(cls)
+        assert new.partition("=")[0] in {*options_of(cls), *options_of(LocalOptions)}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -11,7 +11,7 @@ from commands import SMALL, coterie
 from torch import nn
 
 import coterie as library
-from coterie import registry
+from coterie import models, registry
 from coterie.contract.cohort import LocalTraining
 from coterie.contract.local import LocalOptions
 from coterie.errors import CoterieError
@@ -266,7 +266,8 @@ def test_a_newcomer_adapts_by_the_methods_own_epochs(tmp_path):
     steps = {}
     for spec, epochs in (("fedavg:epochs=3", 1), ("fedavg", 3), ("fedavg", 1)):
         folder = tmp_path / f"{spec.replace(':', '-')}{epochs}"
-        library.run(spec, model, federation, folder=folder, rounds=1, epochs=epochs, device="cpu")
+        made = models.model("linear", (4,), 3)
+        library.run(spec, made, federation, folder=folder, rounds=1, epochs=epochs, device="cpu")
         opened = newcomers.Desk(Saved.open(folder, "linear"))
         clients_ = opened.clients(opened.federation(x, y, [(np.arange(40), np.arange(0))], ["new"]))
         came, cohort = opened.arrive(clients_)
