@@ -212,10 +212,10 @@ assert torch.allclose(moved.abs(), torch.tensor(0.25)), moved
 """
     done = run(tmp_path, "-c", program)
     assert done.returncode == 0, done.stderr
-    words = ["fedper:server=lion", "fedavg:server=lion(lr=0.01,beta1=0.8)+median", "--set", "server=lion(beta2=0.9)"]
+    words = ["fedper:server=lion", "fedavg:server=lion(lr=0.1)+median", "--set", "server=lion(beta2=0.9)"]
     done = run(tmp_path, "-m", "coterie", "compare", *words, "--clients", "4", *SMALL)
     assert done.returncode == 0, done.stderr
-    assert "fedavg:server=lion(lr=0.01,beta1=0.8)+median" in done.stdout
+    assert "fedavg:server=lion(lr=0.1)+median" in done.stdout
     refused = run(tmp_path, "-m", "coterie", "run", "fedavg:server=lion(beta1=1)", "--clients", "4", *SMALL)
     assert "lion's beta1 must be at least 0 and below 1, not 1.0" in " ".join(refused.stderr.split())
 
