@@ -497,6 +497,8 @@ def test_jobs_that_cannot_run_across_sites(tmp_path):
         toy.job(data, "fedavg", experiment="../up")
     with pytest.raises(CoterieError, match="lies in a file"):
         Job.for_data(data, experiment="mine", method="mine.py:Mine", model="mlp")
+    with pytest.raises(CoterieError, match=r"the optimizer lion\.py:Lion lies in a file, .* into coterie/optimizers"):
+        Job.for_data(data, experiment="mine", method="fedavg:server=lion.py:Lion", model="mlp")
     with pytest.raises(CoterieError, match="cannot be the name of a site"):
         Site("a/b", data, tmp_path)
     with pytest.raises(CoterieError, match="minimum=3 answers cannot come from 2 sites"):
