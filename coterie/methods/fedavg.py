@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from coterie.contract.method import Method, Uploads
 from coterie.contract.records import Model, Record
@@ -20,7 +21,7 @@ class FedAvg(Method):
     shared = "the model"
     newcomer = "the shared model"
     cite = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
-    FORMER = (("server_lr", "server=sgd(lr={})"),)
+    FORMER: ClassVar[tuple[tuple[str, str], ...]] = (("server_lr", "server=sgd(lr={})"),)
 
     def merge(self, server: Model, up: Uploads) -> Record:
         return Model(server.row + self.aggregate(up.update, up.share, up.layout))
