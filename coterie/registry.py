@@ -92,6 +92,12 @@ def optimizer(spec: str | Optimizer, server: bool = False) -> Optimizer:
     return made
 
 
+def shortest(spec: str, server: bool = False) -> str:
+    """An optimizer's spelling without what is its default; raises as `optimizer` does."""
+    made = optimizer(spec, server)
+    return called(made, made.at_server if server else None)
+
+
 def metric(spec: str) -> Metric:
     """A metric from its spelling `name(option=value,...)`, or from a file, `mine.py:Gmean`."""
     cls, given = _called(spec, metrics(), Metric, "metric")
@@ -186,8 +192,7 @@ def _local(kind: str, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
         LocalOptions(**found)
         for name, server in OPTIMIZERS.items():
             if name in found:
-                made = optimizer(found[name], server)
-                found[name] = called(made, made.at_server if server else None)
+                found[name] = shortest(found[name], server)
     except CoterieError as reason:
         raise CoterieError(f"{kind}: {reason}") from reason
     return tuple(found.items())

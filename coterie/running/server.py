@@ -61,9 +61,10 @@ class Server:
 
     @staticmethod
     def refuse_early(method: Method, population: int, layout: Layout, training: Training) -> None:
-        """Raise if the method or its aggregator cannot work so, with so many clients or this model; nothing is built.
-        """
-        Stepper.of(method, method.training_in(training))
+        """Raise if the method, its aggregator and the run's training options cannot work together with so many clients
+        or this model; nothing is built."""
+        training = method.training_in(training)
+        Stepper.of(method, training)
         method.check(population, layout)
         plugged = method.aggregator
         if population < plugged.minimum:

@@ -71,7 +71,7 @@ class Training(LocalOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        registry.optimizer(self.server, server=True)
+        object.__setattr__(self, "server", registry.shortest(self.server, server=True))
         for name, lowest in (("rounds", 0), ("evaluate_every", 1), ("patience", 0), ("wave", 0),
                              ("checkpoint_every", 1), ("seed", 0)):
             if getattr(self, name) < lowest:
