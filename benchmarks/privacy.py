@@ -21,7 +21,7 @@ from coterie.running.experiment import Experiment
 
 ENTRIES = {  # a method, what people call it, and its clip: a client's K weighted updates are shorter than one full one
     "fedavg": ("FedAvg", 1.0),
-    "fedfew:weigh=client,scale=false,mu=1,server_lr=3": ("FedFew, K = 3", 0.6),
+    "fedfew:weigh=client,scale=false,mu=1,server=sgd(lr=3)": ("FedFew, K = 3", 0.6),
 }
 INK, GRID, COLOURS = "#1c1f24", "#dfe2e6", ("#2563c9", "#d9730d")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -17,21 +16,34 @@ _OPTIONS: dict[type[Any], dict[str, Any]] = {}  # resolving the hints of a class
 
 
 def options(cls: type[Any]) -> dict[str, Any]:
-    """The options of a dataclass: name -> type."""
+    """The options of a dataclass: name -> type. A field that is none says so, `metadata={"option": False}`."""
     if cls not in _OPTIONS:
         hints = get_type_hints(cls)
-        _OPTIONS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+        found = [f.name for f in dataclasses.fields(cls) if f.init and f.metadata.get("option", True)]
+        _OPTIONS[cls] = {name: hints[name] for name in found}
     return _OPTIONS[cls]
+
+
+def current(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values under the names that options have now.
+
+    A class says in `FORMER` what became of a name: another name, or `name=text` with `{}` in place of the value.
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        known = name if name in options(cls) else dict(getattr(cls, "FORMER", ())).get(name, name)
+        now, is_text, text = known.partition("=")
+        found[now] = text.format(spelled(value)) if is_text else value
+    return found
 
 
 def build(cls: type[T], values: Mapping[str, Any], kind: str) -> T:
     """The dataclass with these values, text converted to each option's type; unknown names suggest the nearest.
 
-    A class may say what others call its options, `OTHER_WORDS`, what they were called before, `FORMER`, and where they
-    are explained, `LISTED`.
+    A class may say what others call its options, `OTHER_WORDS`, what they were called before, `FORMER` (see `current`),
+    and where they are explained, `LISTED`.
     """
-    known, former = options(cls), getattr(cls, "FORMER", {})
-    values = {former.get(name, name): value for name, value in values.items()}
+    known, values = options(cls), current(cls, values)
     for name in values:
         if name not in known:
             raise unknown(
@@ -73,11 +85,6 @@ def convert(value: Any, hint: Any, what: str) -> Any:
 def spelled(value: Any) -> str:
     """A value as the command line spells it: true, false and none in lower case."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def respelled(text: str) -> str:
-    """A method's spelling as it is written now; older runs have `=True` and `=False`."""
-    return re.sub(r"=(?:True|False)(?=[,+]|$)", lambda found: found[0].lower(), text)
 
 
 def _truth(value: Any) -> bool:

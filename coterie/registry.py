@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
@@ -18,14 +19,20 @@ import coterie.metrics
 import coterie.optimizers
 from coterie import files
 from coterie.contract.aggregator import Aggregator
+from coterie.contract.local import LocalOptions
 from coterie.contract.mean import Mean
 from coterie.contract.method import Method
 from coterie.contract.metric import Metric
 from coterie.contract.optimizer import Optimizer
 from coterie.errors import CoterieError, unknown
-from coterie.options import build, convert, options, parse_call, pieces, spelled
+from coterie.options import build, convert, current, options, parse_call, pieces, spelled
 
 V = TypeVar("V")
+
+OF_RUN = "training."
+"""Before an option's name: the training option, whatever the method itself calls so."""
+OPTIMIZERS = {"optimizer": False, "server": True}
+"""Training options that name an optimizer, and whether it is the server's."""
 
 
 def _defined(module: ModuleType, base: type[V]) -> dict[str, type[V]]:
@@ -79,7 +86,16 @@ def optimizer(spec: str | Optimizer, server: bool = False) -> Optimizer:
         raise CoterieError(f"clients step by the run's learning rate; write {beside}.")
     if server and isinstance(spec, str):
         given = {**cls.at_server, **given}
-    return build(cls, given, cls.name)
+    made = build(cls, given, cls.name)
+    if server and made.lr is None:
+        raise CoterieError(f"the server's {cls.name} needs a step size of its own; write {cls.name}(lr=0.01).")
+    return made
+
+
+def shortest(spec: str, server: bool = False) -> str:
+    """An optimizer's spelling without what is its default; raises as `optimizer` does."""
+    made = optimizer(spec, server)
+    return called(made, made.at_server if server else None)
 
 
 def metric(spec: str) -> Metric:
@@ -112,20 +128,16 @@ def method(spec: str, **values: Any) -> Method:
     """A method from its spelling `name[:preset][,option=value...][+aggregator[:preset][,option=value...]]`.
 
     `fedfew`, `fedfew:official`, `fedfew:models=5,mu=0.1`, `fedavg+confree:c=0.3`, or `mine.py:MyMethod` for a
-    class in a file. Further values override options.
+    class in a file. Among the options may be training options, for this method alone: `fedper:lr=0.1`, or
+    `training.lr` where the method's own have, or had, that name. Further values override options.
     """
     text, plugged = _unplug(spec)
-    file = files.IN_FILE.match(text)
-    if file:
-        cls, rest = _from_file(Path(file[1]), file[2], Method, "method"), file[3] or ""
-    else:
-        name, _, rest = text.partition(":")
-        if name.endswith(".py"):
-            raise CoterieError(f"which class of {name} is the method? Write {name}:NAME.")
-        if name.lower() not in methods():
-            raise unknown("method", name, methods())
-        cls = methods()[name.lower()]
-    chosen = _value(cls, rest, cls.name, cls.presets, values)
+    cls, rest = _method_class(text)
+    preset, given = _parsed(cls, rest, cls.presets, {*options(cls), *options(LocalOptions)} - {"aggregator"})
+    own, local = _sorted(cls, {**given, **values})
+    chosen = _value(cls, preset, own)
+    if local:
+        chosen = replace(chosen, training=_local(cls.name, {**dict(chosen.training), **local}))
     if plugged:
         name, _, rest = plugged.partition(":")
         if name.lower() not in aggregators():
@@ -133,8 +145,71 @@ def method(spec: str, **values: Any) -> Method:
         plug = aggregators()[name.lower()]
         if not cls.averages:
             raise CoterieError(f"{cls.name} averages nothing, so '+{name}' has no effect on it.")
-        chosen = replace(chosen, aggregator=_value(plug, rest, plug.name, plug.presets, {}))
+        chosen = replace(chosen, aggregator=_value(plug, *_parsed(plug, rest, plug.presets, options(plug))))
     return chosen
+
+
+def _method_class(text: str) -> tuple[type[Method], str]:
+    """The class that a spelling without its aggregator names, and what stands behind the name."""
+    name, _, rest = text.partition(":")
+    if name.lower() in methods():
+        return methods()[name.lower()], rest
+    file = re.match(r"(.+?\.py):(\w+)(?::(.*))?$", text)  # the first `.py:`; an optimizer among the options has one too
+    if file:
+        return _from_file(Path(file[1]), file[2], Method, "method"), file[3] or ""
+    if name.endswith(".py"):
+        raise CoterieError(f"which class of {name} is the method? Write {name}:NAME.")
+    raise unknown("method", name, methods())
+
+
+def _sorted(cls: type[Method], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A method's own options, under the names they have now, and training options that stand among them."""
+    own: dict[str, Any] = {}
+    local: dict[str, Any] = {}
+    for given, value in values.items():
+        name, what = (given, value) if given.startswith(OF_RUN) else next(iter(current(cls, {given: value}).items()))
+        plain = name.removeprefix(OF_RUN)
+        if name in options(cls):
+            own[name] = what
+        elif plain in options(LocalOptions):
+            local[plain] = what
+        else:
+            known = {*options(cls), *options(LocalOptions)} - {"aggregator"}
+            raise unknown(f"option of {cls.name}", given, known, LocalOptions.OTHER_WORDS)
+    return own, local
+
+
+def takes(cls: type[Method], option: str) -> bool:
+    """Whether an option of this name may stand in a method's spelling: its own, a former name, or a training option."""
+    return option in {*options(cls), *dict(cls.FORMER)} or option.removeprefix(OF_RUN) in options(LocalOptions)
+
+
+def _local(kind: str, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Training options of one method, checked as a run's are, in their order, optimizers in their shortest spelling."""
+    known = options(LocalOptions).items()
+    found = {name: convert(values[name], hint, f"{kind}'s {name}") for name, hint in known if name in values}
+    try:
+        LocalOptions(**found)
+        for name, server in OPTIMIZERS.items():
+            if name in found:
+                found[name] = shortest(found[name], server)
+    except CoterieError as reason:
+        raise CoterieError(f"{kind}: {reason}") from reason
+    return tuple(found.items())
+
+
+def renamed(spec: str, **values: Any) -> list[str]:
+    """A sentence for each option of this spelling that is called otherwise now, and how it was read."""
+    cls, rest = _method_class(_unplug(spec)[0])
+    given = {**_parsed(cls, rest, cls.presets, options(cls))[1], **values}
+    former, notes = dict(cls.FORMER), []
+    for name, value in given.items():
+        if name in former and name not in options(cls):
+            now = former[name].format(value)
+            alone = f"; to set the run's {name} for {cls.name} alone, write {OF_RUN}{name}={value}"
+            more = alone if name in options(LocalOptions) else ""
+            notes.append(f"{cls.name}'s {name} is {now} now and was read as that{more}.")
+    return notes
 
 
 def expand(specs: Iterable[str]) -> tuple[str, ...]:
@@ -160,9 +235,23 @@ def spelling(chosen: Method) -> str:
     return text if plugged == Mean() else f"{text}+{_spelled(plugged.name, plugged)}"
 
 
+def respelled(text: str) -> str:
+    """A method's spelling as it is written now: older runs have `=True` and `=False`, and options by former names.
+
+    A method in a file is not read for that, and one that is not known here stays as it is.
+    """
+    text = re.sub(r"=(?:True|False)(?=[,+]|$)", lambda found: found[0].lower(), text)
+    if ".py:" in text:
+        return text
+    try:
+        return spelling(method(text))
+    except CoterieError:
+        return text
+
+
 def _spelled(name: str, value: Any) -> str:
     """`name:preset,option=value`, from whichever of the default and the presets leaves the least to say."""
-    plain = [f.name for f in fields(value) if f.name not in ("aggregator", "printed")]
+    plain = [f.name for f in fields(value) if f.name not in ("aggregator", "printed", "training")]
     ways = []
     for preset in ("", *getattr(value, "presets", ())):
         base = getattr(type(value), preset)() if preset else type(value)()
@@ -171,26 +260,38 @@ def _spelled(name: str, value: Any) -> str:
             different = [f"{n}={spelled(v)}" for n, v in mine.items()]
             ways.append([preset, *different] if preset else different)
     items = min(ways, key=len, default=[])
+    if isinstance(value, Method):
+        other = {*dict(value.FORMER), *plain}  # what these names mean without `training.`
+        items += [f"{OF_RUN if n in other else ''}{n}={spelled(v)}" for n, v in value.training]
     return f"{name}:{','.join(items)}" if items else name
 
 
-def _value(cls: type[V], rest: str, kind: str, presets: tuple[str, ...], values: dict[str, Any]) -> V:
-    base: V | None = None
-    given: dict[str, Any] = {}
+def _parsed(
+    cls: type[Any], rest: str, presets: tuple[str, ...], known: Iterable[str]
+) -> tuple[str, dict[str, str]]:
+    """The preset, if one is named, and the options, as text, of `preset,option=value,...`."""
+    preset, given = "", {}
     for item in pieces(rest):
         name, equals, text = item.partition("=")
         if equals:
             given[name.strip()] = text.strip()
         elif name in presets:
-            base = getattr(cls, name)()
+            preset = name
         else:
-            raise unknown(f"preset or option of {kind}", name, {*presets, *(f"{o}=..." for o in options(cls))})
-    given |= values
-    if base is None:
-        return build(cls, given, kind)
-    build(cls, given, kind)  # for its errors
+            raise unknown(f"preset or option of {cls.name}", name, {*presets, *(f"{o}=..." for o in known)})
+    return preset, given
+
+
+def _value(cls: type[V], preset: str, given: Mapping[str, Any]) -> V:
+    """The default, or the preset, with these options."""
+    kind: str = cls.name  # type: ignore[attr-defined]
+    made = build(cls, given, kind)  # for its errors, where there is a preset
+    if not preset:
+        return made
     known = options(cls)
-    return replace(base, **{n: convert(v, known[n], f"{kind}'s {n}") for n, v in given.items()})  # type: ignore[type-var]
+    base: Any = getattr(cls, preset)()
+    changed: V = replace(base, **{n: convert(v, known[n], f"{kind}'s {n}") for n, v in given.items()})
+    return changed
 
 
 def _from_file(path: Path, name: str, base: type[V], kind: str) -> type[V]:

@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import coterie
+from coterie import registry
 from coterie.contract.method import Method
 from coterie.data import digits, partition
 from coterie.models import model
@@ -33,7 +34,7 @@ FROM_THE_ROOT = {"contributing.md": "CONTRIBUTING.md", "changes.md": "CHANGELOG.
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fills the nav's `Methods` and `Aggregators`."""
+    """Fills the nav's `Methods`, `Aggregators` and `Optimizers`."""
     for section in config.nav:
         for title, entries in section.items():
             if title == "Methods":
@@ -41,6 +42,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
                             for family, group in catalogue.families().items()]
                 plugs = [{cls.name: f"aggregators/{cls.name}.md"} for cls in catalogue.plugs()]
                 entries.append({"Aggregators": [{"All aggregators": "aggregators.md"}, *plugs]})
+                steps = [{name: f"optimizers/{name}.md"} for name in registry.optimizers()]
+                entries.append({"Optimizers": [{"All optimizers": "optimizers.md"}, *steps]})
     return config
 
 

@@ -246,7 +246,7 @@ def test_the_site_builds_without_a_warning_and_is_complete(site):
     """One test, because the build takes most of its time, and tests may run in several processes."""
     nobody_else_is_asked(site)
     formulas_are_set(site)
-    for cls in [*registry.methods().values(), *catalogue.plugs()]:
+    for cls in [*registry.methods().values(), *catalogue.plugs(), *registry.optimizers().values()]:
         has_a_page(site, cls)
     for name in coterie.__all__:
         is_explained(site, name)
@@ -354,13 +354,14 @@ def has_the_colours_of_the_report(site):
 def has_a_page(site, cls):
     """With every word of its docstring, its options, citation and traffic; in the index and in the search."""
     method = cls.name in registry.methods()
-    folder = "methods" if method else "aggregators"
+    folder = "methods" if method else "aggregators" if cls.name in registry.aggregators() else "optimizers"
     page = site / folder / f"{cls.name}.html"
     text = read(page)
     formulas = [part for formula, part in notation.split(inspect.getdoc(cls)) if formula]
     assert page.read_text().count("<math ") >= len(formulas)
+    facts = {"aggregators": "fewest clients", "optimizers": "at the server"}
     traffic = "Nothing travels." if cls.name == "local" else "bytes per client and round."
-    for wanted in [*catalogue.own_options(cls()), cls.cite, traffic if method else "fewest clients"]:
+    for wanted in [*catalogue.own_options(cls()), cls.cite, traffic if method else facts[folder]]:
         assert wanted in text, f"{cls.name}: {wanted}"
     said = re.sub(r"[`\s]", "", inspect.getdoc(cls))
     assert said in re.sub(r"[`\s]", "", text), f"{cls.name}: markup swallowed a part of its docstring"

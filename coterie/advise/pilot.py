@@ -85,8 +85,8 @@ def advise(
     groups = _groups(model, federation, head, loss, training)
     aside = federation.classes and measured.label - measured.label_by_chance > LABELS_DIFFER
     methods = (
-        "local", "fedavg", "feddyn", "fedper", "perfedavg:steps=none", f"ifca:models={_models(groups, federation)}",
-        "apfl", "cwfedavg" if aside else "fedavg+confree",
+        "local", "fedavg", "feddyn", "fedper", "perfedavg:adapt_steps=none",
+        f"ifca:models={_models(groups, federation)}", "apfl", "cwfedavg" if aside else "fedavg+confree",
     )
     chosen = [registry.method(spec) for spec in methods]
     if rounds is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from coterie import presets
 from coterie.errors import CoterieError
-from coterie.running.experiment import DEFAULT_PARTITION, Experiment
+from coterie.running.experiment import DEFAULT_PARTITION, Experiment, renamed
 from coterie.running.training import Training
 
 
@@ -92,9 +93,12 @@ def experiment_of(
         raise CoterieError("--config and --preset both name a whole experiment; use one of them.")
     base = Experiment() if config is None else Experiment.read(config)
     base = base if preset is None else presets.load(preset)
-    return base.changed(
-        methods or base.methods or default_methods,
-        [*([f"rounds={rounds}"] if rounds is not None else []), *settings],
+    chosen = methods or base.methods or default_methods
+    made = base.changed(
+        chosen, [*([f"rounds={rounds}"] if rounds is not None else []), *settings],
         data=data, partition=partition, clients=clients, unseen=unseen, model=model, head=head, churn=churn,
         data_dir=data_dir, seeds=seeds, loss=loss,
     )
+    for note in renamed(chosen, settings):
+        print(f"coterie: {note}", file=sys.stderr)
+    return made

@@ -134,10 +134,10 @@ def data_command(
 
 @command("methods")
 def methods_command(
-    name: Annotated[str | None, typer.Argument(help="Explain this method or aggregator.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Explain this method, aggregator or optimizer.")] = None,
     markdown: MarkdownOption = False,
 ) -> None:
-    """List the methods and aggregators, or explain one."""
+    """List the methods, aggregators and optimizers, or explain one."""
     if markdown:
         print(catalogue.markdown() if name is None else catalogue.section(type(catalogue.find(name))), end="")
         return

@@ -359,3 +359,8 @@ def _towards_optimum(P: Tensor, slope: Tensor) -> Tensor:
         solution = torch.linalg.lstsq(system, wanted[:, None], driver="gelsd").solution[:, 0]
     move: Tensor = solution[:n] - solution[:n].mean()
     return move
+
+
+def affine(matrix: Tensor, z: Tensor) -> Tensor:
+    """`[out, in + 1], [m, in] -> [m, out]`: the last column is the bias."""
+    return z @ matrix[:, :-1].T + matrix[:, -1]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from coterie.contract.aggregator import Aggregator
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
+from coterie.contract.local import LocalOptions
 from coterie.contract.mean import Mean
 from coterie.contract.records import Model, Models, Nothing, Record, Upload
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, unknown
+
+Trained = TypeVar("Trained", bound=LocalOptions)
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class Method:
     """Whether clients keep a validation split; released programs do not."""
     printed: str = field(default="", kw_only=True)
     """The stage that the paper's table printed, named by presets that reproduce its program."""
+    training: tuple[tuple[str, Any], ...] = field(default=(), kw_only=True, metadata={"option": False})
+    """Training options that it has of its own, name and value; spelled among its options, as in `fedper:lr=0.1`."""
 
     name: ClassVar[str]
     family: ClassVar[str] = "other"
@@ -91,6 +96,10 @@ class Method:
     """What the method does to gradients, and what that means where the optimizer is not plain SGD."""
     by_model: ClassVar[str] = ""
     """The name under which `report` says how much each of the few models was used in the round, `[K]`."""
+    steps_itself: ClassVar[str] = ""
+    """Why a server optimizer has no place in a method that averages: a clause with a verb."""
+    FORMER: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """What options were called, and are now, or `name=text` with `{}` for the value; both are read."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -155,6 +164,31 @@ class Method:
     def check(self, population: int, layout: Layout) -> None:
         """Raise a CoterieError before the first round if this method cannot run with these clients or this model."""
 
+    def training_in(self, run: Trained) -> Trained:
+        """The training options it has in a run: the run's, with its own in their place; own epochs replace steps."""
+        own = dict(self.training)
+        for name in own:
+            if name not in (known := [f.name for f in fields(LocalOptions)]):
+                raise unknown(f"training option of {self.name} alone", name, known)
+        if "epochs" in own:
+            own.setdefault("steps", None)
+        try:
+            return replace(run, **own) if own else run
+        except CoterieError as reason:
+            raise CoterieError(f"{self.name}: {reason}") from reason
+
+    @property
+    def unsteppable(self) -> str:
+        """Why no server optimizer may step its models, a clause; empty where one may."""
+        return self.steps_itself if self.averages else "it averages nothing"
+
+    def averaged(self, server: Any, layout: Layout) -> dict[str, Layout]:
+        """The fields of the server's state that are averaged models, `[d]` or `[K, d]`, and what their columns are.
+
+        A server optimizer steps these. By default it is the model, or the models, by the state's type.
+        """
+        return {"row": layout} if isinstance(server, Model) else {"rows": layout} if isinstance(server, Models) else {}
+
     def report(self, server: Any, up: Uploads) -> dict[str, Tensor]:
         """Numbers worth recording each round (before `merge`), e.g. an objective or a cluster's size."""
         return {}
@@ -190,20 +224,18 @@ class Method:
         count unequally, their `alpha [m]`; recorded in rounds that are evaluated."""
         return {}
 
-    def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout, server_lr: float = 1.0) -> Tensor:
+    def aggregate(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         """`[m, d], [m] -> [d]`: the update the server applies; model by model for weights `[m, K]`, with the same
         updates `[m, d]` for all K models or their own `[m, K, d]`, `-> [K, d]`.
 
-        The weights' sum is the mass: the result is server_lr * mass * aggregator(updates, weights / mass). Clients
-        of weight 0 are absent; mass 0 gives 0. Buffers are not directions: whatever the mass and the learning rate,
-        running statistics take the weighted mean and counters the maximum. With privacy on they stay as they are, and
-        so do parameters that are not trained.
+        The weights' sum is the mass: the result is mass * aggregator(updates, weights / mass). Clients of weight 0 are
+        absent; mass 0 gives 0. Buffers are not directions: whatever the mass, running statistics take the weighted
+        mean and counters the maximum. With privacy on they stay as they are, and so do parameters that are not trained.
         """
         if weights.ndim == 1:
-            return aggregate(self.aggregator, updates, weights, layout, server_lr)
+            return aggregate(self.aggregator, updates, weights, layout)
         own = updates.unbind(1) if updates.ndim == 3 else [updates] * weights.shape[1]
-        moves = [self.aggregate(u, w, layout, server_lr) for u, w in zip(own, weights.unbind(1), strict=True)]
-        return torch.stack(moves)
+        return torch.stack([self.aggregate(u, w, layout) for u, w in zip(own, weights.unbind(1), strict=True)])
 
     def recentre(self, rows: Tensor, theta: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         """`[K, d], [m, d], [m, K] -> [K, d]`: model k moves to sum_i w_ik theta_i; it stays where its weights are 0."""
@@ -214,20 +246,18 @@ class Method:
 # -- words on rows and tables ------------------------------------------------------------------------------------------
 
 
-def aggregate(
-    aggregator: Aggregator, updates: Tensor, weights: Tensor, layout: Layout, server_lr: float = 1.0
-) -> Tensor:
+def aggregate(aggregator: Aggregator, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
     """One model's update from `updates [m, d]` and `weights [m]`, see `Method.aggregate`."""
     mass, kept = weights.sum(), weights > 0
     updates = torch.where(kept[:, None], updates, 0)  # 0 times a diverged client's NaN would not be 0
     if isinstance(aggregator, Mean):  # the mean needs no filtering, and so no answer from the device
-        out = (server_lr * weights).to(updates.dtype) @ updates
+        out = weights.to(updates.dtype) @ updates
     elif not kept.any():
         return torch.zeros_like(updates[0])
     else:
         directions = layout.cut(updates[kept], "parameters")
         move = aggregator.aggregate(directions, (weights[kept] / mass).to(updates.dtype), layout.only("parameters"))
-        out = layout.put(torch.zeros_like(updates[0]), "parameters", (server_lr * mass).to(updates.dtype) * move)
+        out = layout.put(torch.zeros_like(updates[0]), "parameters", mass.to(updates.dtype) * move)
     if aggregator.private:
         for entry in layout.entries:
             if entry.kind != "parameter" or not entry.trainable:

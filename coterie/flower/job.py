@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from coterie import registry
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.running.spec import RunSpec
@@ -41,22 +42,21 @@ class Job(RunSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         checked_name("an experiment", self.experiment)
-        if ".py:" in self.method:
-            raise CoterieError(
-                f"the method {self.method} lies in a file, which is not sent to sites; put it into coterie/methods on "
-                "the server and at every site and give its name."
-            )
-        if ".py:" in self.model:
-            raise CoterieError(
-                f"the model {self.model} lies in a file, which is not sent to sites; put it into coterie/models on the "
-                "server and at every site and give its name."
-            )
+        method, _, values = self.method.partition("=")  # an optimizer may stand among the values
+        named = [("method", method), ("model", self.model), ("optimizer", values)]
+        named += [("optimizer", getattr(self.training, option)) for option in registry.OPTIMIZERS]
+        for kind, text in named:
+            if ".py:" in text:
+                raise CoterieError(
+                    f"the {kind} {text} lies in a file, which is not sent to sites; put it into coterie/{kind}s on the "
+                    "server and at every site and give its name."
+                )
         if self.loss:
             raise CoterieError(
                 f"the loss {self.loss} lies in a file, which is not sent to sites; leave it out, and they train the "
                 "cross entropy, or the squared error for regression."
             )
-        self.training.require(self.classes, self.shape)
+        self.chosen().training_in(self.training).require(self.classes, self.shape)
         for name in ("dropouts", "stragglers"):
             if getattr(self.training, name):
                 raise CoterieError(f"{name} are played by the simulation only; real sites fail by themselves: use 0.")

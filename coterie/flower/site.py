@@ -32,7 +32,6 @@ from coterie.flower import wire
 from coterie.flower.job import Job, checked_name
 from coterie.flower.scores import told
 from coterie.flower.wire import Parcel
-from coterie.options import respelled
 from coterie.running import checkpoint
 from coterie.running.clients import Clients, deploy, introduce, join, local, score_rows
 from coterie.running.server import record_class
@@ -178,7 +177,7 @@ class _Enrolment:
         meta, kind = parcel.meta, parcel.meta.get("kind")
         apart = "server and site would compute different things"
         wire.check_same("experiment", meta.get("experiment"), self.job.experiment, apart)
-        wire.check_same("method", respelled(str(meta.get("method"))), registry.spelling(self.method), apart)
+        wire.check_same("method", registry.respelled(str(meta.get("method"))), registry.spelling(self.method), apart)
         wire.check_same("method's options", meta.get("options"), repr(self.method), apart)
         wire.check_same("layout of the model", meta.get("layout"), self.clients.layout.digest, apart)
         record = record_class(self.method, str(meta.get("record"))).of(

@@ -36,7 +36,7 @@ class CFL(Clustered):
     """theta_c <- theta_c + sum_{i in c} n_i / n_c Delta_i; a cluster c that stands still while its clients move splits.
 
     It does when |sum_i n_i / n_c Delta_i| < eps1 and max_i |Delta_i| > eps2, c has more than `smallest` clients and
-    `warmup` rounds are over: c is cut in two such that the largest cosine of two updates across the cut is small
+    `split_after` rounds are over: c is cut in two such that the largest cosine of two updates across the cut is small
     (complete linkage), if that cosine is below 1 - 2 gamma^2. With `relative`, eps1 and eps2 are fractions of the
     longest update of any client so far. Clients that did not take part are placed by their last update.
     `weighted=False` counts clients alike. Norms and cosines are those of the parameters.
@@ -48,7 +48,7 @@ class CFL(Clustered):
     """It splits only if some client's update is longer than this."""
     relative: bool = True
     """Whether eps1 and eps2 are fractions of the longest update so far."""
-    warmup: int = 0
+    split_after: int = 0
     """Rounds before the first split."""
     smallest: int = 2
     """Clusters of at most so many clients are not split."""
@@ -60,11 +60,13 @@ class CFL(Clustered):
     newcomer = "the leaf it descends to by the cosines of its updates with those of the members"
     cite = "Sattler, Müller, Samek, Clustered federated learning, IEEE TNNLS 2021"
     presets = ("official",)
+    steps_itself = "its models split as it goes, and what an optimizer remembers would fit neither half"
+    FORMER = (("warmup", "split_after"),)
 
     @classmethod
     def official(cls) -> CFL:
         """The authors' notebook (EMNIST): absolute thresholds after 20 rounds, clients count alike, no validation."""
-        return cls(eps2=1.6, relative=False, warmup=20, weighted=False, validation=False, printed="served")
+        return cls(eps2=1.6, relative=False, split_after=20, weighted=False, validation=False, printed="served")
 
     def start(self, init: Init) -> Record:
         row, none = init.row, torch.zeros(0, dtype=torch.int64, device=init.row.device)
@@ -96,7 +98,7 @@ class CFL(Clustered):
         peak = torch.maximum(server.peak, length.max())
         unit = peak if self.relative else torch.ones_like(peak)
         tree = replace(server, rows=server.rows + steps, moves=server.moves.index_copy(0, up.ids, moves), peak=peak)
-        for c in range(leaves) if up.round >= self.warmup else []:
+        for c in range(leaves) if up.round >= self.split_after else []:
             if mean_length[c] < self.eps1 * unit and (length * (leaf == c)).max() > self.eps2 * unit:
                 tree = self.split(tree, c, server.rows[c])
         return tree

@@ -78,6 +78,11 @@ class CwFedAvg(Method):
         """The released program: half of lam, no validation split; its table printed `served`."""
         return cls(half_lambda=True, validation=False, printed="served")
 
+    @property
+    def part(self) -> str:
+        """What classes have models of their own of."""
+        return "head" if self.layers == "output" else "all"
+
     def check(self, population: int, layout: Layout) -> None:
         output(layout)
 
@@ -85,7 +90,7 @@ class CwFedAvg(Method):
         if not init.classes:
             raise CoterieError(f"{self.name} averages class by class, and these data have no classes.")
         row, layout = init.row, init.layout
-        columns = layout.cut(torch.arange(layout.size, device=row.device), "head" if self.layers == "output" else "all")
+        columns = layout.cut(torch.arange(layout.size, device=row.device), self.part)
         none = torch.zeros(0, init.classes, dtype=torch.float64, device=row.device)
         return PerClass(row, row[columns].repeat(init.classes, 1), columns, none)
 
@@ -130,10 +135,13 @@ class CwFedAvg(Method):
         mix = server.mix
         if self.distribution == "approx":
             mix = enrol(mix, up.ids, norms(weight(trained, up.layout)).double())
-        q, part = class_weights(up.share, mix[up.ids]), "head" if self.layers == "output" else "all"
-        rows = self.recentre(server.rows, trained[:, server.columns], q, up.layout.only(part))
+        q, layout = class_weights(up.share, mix[up.ids]), up.layout.only(self.part)
+        rows = self.recentre(server.rows, trained[:, server.columns], q, layout)
         row = server.row + self.aggregate(trained - server.row, up.share, up.layout)
         return PerClass(row, rows, server.columns, mix)
+
+    def averaged(self, server: PerClass, layout: Layout) -> dict[str, Layout]:
+        return {"row": layout, "rows": layout.only(self.part)}
 
 
 def weight(rows: Tensor, layout: Layout) -> Tensor:

@@ -16,13 +16,13 @@ from coterie.methods.fedavg import FedAvg
 class Ditto(FedAvg):
     """v_i <- v_i - lr (grad + lam (v_i - theta)) stays with its client; theta is FedAvg's and does not depend on v_i.
 
-    theta is the model as it was received. v_i starts at theta and takes `epochs` local epochs a round (by default the
-    run's) at the learning rate `personal_lr` (by default the run's).
+    theta is the model as it was received. v_i starts at theta and takes `personal_epochs` local epochs a round at the
+    learning rate `personal_lr`, both by default the run's.
     """
 
     lam: float = 1.0
     """How strongly the personal model is held near the shared one."""
-    epochs: int | None = None
+    personal_epochs: int | None = None
     """Local epochs of the personal model a round; none takes the run's."""
     personal_lr: float | None = None
     """Learning rate of the personal model; none takes the run's."""
@@ -33,18 +33,19 @@ class Ditto(FedAvg):
     cite = "Li et al., Ditto: fair and robust federated learning through personalization, ICML 2021"
     hook = "lam (v - theta) is a part of the gradient: momentum and means of squares see the regularised objective"
     presets = ("pfllib",)
+    FORMER = (*FedAvg.FORMER, ("epochs", "personal_epochs"))
 
     @classmethod
     def pfllib(cls) -> Ditto:
         """The program of PFLlib as it comes, with lam = 0 and one epoch: the personal models are Local's."""
-        return cls(lam=0.0, epochs=1, validation=False, printed="served")
+        return cls(lam=0.0, personal_epochs=1, validation=False, printed="served")
 
     def join(self, cohort: Cohort, payload: Model) -> Model:
         return Model(payload.row)
 
     def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
         anchor = {"anchor": payload.row}
-        own = cohort.train(mine.row, anchor, epochs=self.epochs, lr=self.personal_lr, correct=self.pull)
+        own = cohort.train(mine.row, anchor, epochs=self.personal_epochs, lr=self.personal_lr, correct=self.pull)
         upload, _ = super().local(cohort, payload, mine)
         return upload, Model(own)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from coterie.contract.method import Method, Uploads
 from coterie.contract.records import Model, Record
@@ -10,19 +11,17 @@ from coterie.contract.records import Model, Record
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """theta <- theta + server_lr * sum_i p_i (SGD_i(theta) - theta) with p_i = n_i / n over the participants.
+    """theta <- theta + sum_i p_i (SGD_i(theta) - theta) with p_i = n_i / n over the participants.
 
     The rest is what every method does unless it says otherwise: the server starts from one fresh model, clients train
     what they received, upload how it moved, and use the model as received.
     """
 
-    server_lr: float = 1.0
-    """How much of the mean update the server takes."""
-
     family = "baseline"
     shared = "the model"
     newcomer = "the shared model"
     cite = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
+    FORMER: ClassVar[tuple[tuple[str, str], ...]] = (("server_lr", "server=sgd(lr={})"),)
 
     def merge(self, server: Model, up: Uploads) -> Record:
-        return Model(server.row + self.aggregate(up.update, up.share, up.layout, self.server_lr))
+        return Model(server.row + self.aggregate(up.update, up.share, up.layout))

@@ -13,22 +13,23 @@ from coterie.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedAvgFT(FedAvg):
-    """FedAvg whose deployed model is SGD_i(theta): `epochs` local epochs on `part` at the learning rate `lr`.
+    """FedAvg whose deployed model is SGD_i(theta): `finetune_epochs` local epochs on `part` at the rate `finetune_lr`.
 
     Both are by default the run's: `served` here is then what every comparison prints as FedAvg's `adapted`. The
     fine-tuned copy is never written back.
     """
 
-    epochs: int | None = None
+    finetune_epochs: int | None = None
     """Local epochs of fine-tuning; none takes the run's."""
     part: str = "all"
     """The part of the model that is fine-tuned."""
-    lr: float | None = None
+    finetune_lr: float | None = None
     """Learning rate of fine-tuning; none takes the run's."""
 
     shared = "the model"
     newcomer = "the shared model, fine-tuned"
     cite = "Yu, Bagdasaryan, Shmatikov, Salvaging federated learning by local adaptation, 2020"
+    FORMER = (*FedAvg.FORMER, ("epochs", "finetune_epochs"), ("lr", "finetune_lr"))
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
-        return cohort.train(payload.row, epochs=self.epochs, part=self.part, lr=self.lr)
+        return cohort.train(payload.row, epochs=self.finetune_epochs, part=self.part, lr=self.finetune_lr)

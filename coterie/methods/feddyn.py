@@ -29,14 +29,15 @@ class FedDyn(Method):
     """theta_i ~ argmin_w L_i(w) - <g_i, w> + alpha/2 |w - theta|^2 by SGD; g_i <- g_i - alpha (theta_i - theta).
 
     Server: s <- s - alpha/M sum_i (theta_i - theta), theta <- mean theta_i - s / alpha, over the participants and
-    counting alike, so that s is the mean of all g_i whoever takes part. `clip` bounds the norm of each step's gradient.
-    `norm_power=1` takes the norm unsquared, as PFLlib does: a pull of constant strength alpha/2. `norm_power=0` keeps
-    of the square only what is linear in w, -alpha <theta, w>, as FL-bench does: nothing holds w near theta.
+    counting alike, so that s is the mean of all g_i whoever takes part. `gradient_clip` bounds the norm of each step's
+    gradient. `norm_power=1` takes the norm unsquared, as PFLlib does: a pull of constant strength alpha/2.
+    `norm_power=0` keeps of the square only what is linear in w, -alpha <theta, w>, as FL-bench does: nothing holds w
+    near theta.
     """
 
     alpha: float = 0.1
     """Strength of the dynamic term that brings clients to a common optimum."""
-    clip: float | None = 10.0
+    gradient_clip: float | None = 10.0
     """Largest norm of a step's gradient; none does not clip."""
     norm_power: int = 2
     """2 as in the paper, 1 as in PFLlib (norm not squared), 0 as in FL-bench (no pull to the shared model)."""
@@ -48,11 +49,13 @@ class FedDyn(Method):
     cite = "Acar et al., Federated learning based on dynamic regularization, ICLR 2021"
     hook = "the dynamic terms are a part of the gradient; g_i moves by where training ended, whatever led there"
     presets = ("pfllib", "flbench")
+    steps_itself = "its server takes the mean less a tilt, which is what brings the clients to one optimum"
+    FORMER = (("clip", "gradient_clip"),)
 
     @classmethod
     def pfllib(cls) -> FedDyn:
         """The program of PFLlib: a strong pull of unsquared norm, no clipping."""
-        return cls(alpha=1.0, clip=None, norm_power=1, validation=False, printed="served")
+        return cls(alpha=1.0, gradient_clip=None, norm_power=1, validation=False, printed="served")
 
     @classmethod
     def flbench(cls) -> FedDyn:
@@ -81,7 +84,8 @@ class FedDyn(Method):
     def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
         given = {"anchor": payload.row, "tilt": mine.row}
         objective = self.distance if self.norm_power == 1 else None
-        update = cohort.train(payload.row, given, correct=self.lean, objective=objective, clip=self.clip) - payload.row
+        row = cohort.train(payload.row, given, correct=self.lean, objective=objective, clip=self.gradient_clip)
+        update = row - payload.row
         moved = cohort.layout.put(update, "buffers", update.new_zeros(()))  # which have no gradient
         return Upload(update=update), Model(mine.row - self.alpha * moved)
 

@@ -57,8 +57,6 @@ class FedFew(FewModels):
     """Whether a client's loss is multiplied by its share of the samples before weights are made of it."""
     normalise: bool = False
     """Whether every model takes a full step, however little weight it got."""
-    server_lr: float = 1.0
-    """How much of the weighted update the server takes."""
 
     down = up = "K"
     by_model = "mass"
@@ -66,6 +64,7 @@ class FedFew(FewModels):
     cite = "FedFew: few models for many clients by smooth Tchebycheff set scalarisation"
     presets = ("official",)
     private = "fedfew:weigh=client,scale=false"
+    FORMER = (("server_lr", "server=sgd(lr={})"),)
 
     @classmethod
     def official(cls) -> FedFew:
@@ -79,7 +78,7 @@ class FedFew(FewModels):
         if self.weigh == "client" and (self.scale or self.normalise):
             raise CoterieError(
                 "fedfew's weigh=client knows neither the other clients' n nor their weights; set scale=false and "
-                f"normalise=false (server_lr={self.models} makes the steps as large)."
+                f"normalise=false (server=sgd(lr={self.models}) makes the steps as large)."
             )
 
     def start(self, init: Init) -> Record:
@@ -112,11 +111,11 @@ class FedFew(FewModels):
     def merge(self, server: Models, up: Uploads) -> Record:
         if self.weigh == "client":
             even = up.even[:, None].expand(-1, self.models)
-            return Models(server.rows + self.aggregate(up.update, even, up.layout, self.server_lr))
+            return Models(server.rows + self.aggregate(up.update, even, up.layout))
         weights, _ = self.weights(up)
         if self.normalise:
             weights = weights / weights.sum(0).clamp(min=1e-300)
-        return Models(server.rows + self.aggregate(up.update, weights, up.layout, self.server_lr))
+        return Models(server.rows + self.aggregate(up.update, weights, up.layout))
 
     def deploy(self, cohort: Cohort, payload: Models, mine: Record) -> Tensor:
         return pick(payload.rows, cohort.loss(payload.rows, split="val").argmin(-1))

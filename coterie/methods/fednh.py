@@ -63,7 +63,7 @@ class FedNH(FedAvg):
 
     def merge(self, server: Model, up: Uploads) -> Record:
         weights = up.even if self.uniform else up.share
-        row = server.row + self.aggregate(up.update, weights, up.layout, self.server_lr)
+        row = server.row + self.aggregate(up.update, weights, up.layout)
         old = up.layout.cut(server.row, "prototypes").view_as(up.means[0])
         mean = (up.counts[:, :, None] * up.means).sum(0)
         new = F.normalize(self.rho * old + (1 - self.rho) * F.normalize(mean, dim=1), dim=1)

@@ -12,6 +12,7 @@ from torch import Tensor
 from coterie.contract.algebra import combination, gram
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.heads import require_scores
+from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads, enrol
 from coterie.contract.net import Batch, Given, Net, Row
 from coterie.contract.objectives import by_class
@@ -132,6 +133,9 @@ class FedPAC(Method):
             V=enrol(server.V, up.ids, up.V), H=enrol(server.H, up.ids, up.H),
             met=enrol(server.met, up.ids, torch.ones_like(up.ids, dtype=torch.bool)),
         )
+
+    def averaged(self, server: Collaboration, layout: Layout) -> dict[str, Layout]:
+        return {"body": layout.only("~head")}
 
     def deploy(self, cohort: Cohort, payload: Sent, mine: Record) -> Tensor:
         return cohort.assemble({"~head": payload.body, "head": payload.head})

@@ -55,6 +55,9 @@ class FedPer(Method):
     def merge(self, server: Model, up: Uploads) -> Record:
         return Model(server.row + self.aggregate(up.update, up.share, up.layout.only(f"~{self.personal}")))
 
+    def averaged(self, server: Model, layout: Layout) -> dict[str, Layout]:
+        return {"row": layout.only(f"~{self.personal}")}
+
     def deploy(self, cohort: Cohort, payload: Model, mine: Model) -> Tensor:
         return self.assembled(cohort, payload, mine.row)
 

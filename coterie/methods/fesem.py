@@ -27,12 +27,12 @@ class Centres(Models):
 class FeSEM(Clustered, FewModels):
     """r_i = argmin_k |theta_i - W_k|; W_k = mean of {theta_i : r_i = k}; theta_i <- SGD_i(W_{r_i}).
 
-    The centres are placed on the clients' own models, each as far as possible from the others, after `warmup` rounds
-    of one common model. A cluster without participants keeps its centre. `weighted` means count clients by n_i.
-    `lam` adds lam / 2 |theta - W_{r_i}|^2 to a client's loss. Distances are those of the parameters.
+    The centres are placed on the clients' own models, each as far as possible from the others, after `common_rounds`
+    of one model. A cluster without participants keeps its centre. `weighted` means count clients by n_i. `lam` adds
+    lam / 2 |theta - W_{r_i}|^2 to a client's loss. Distances are those of the parameters.
     """
 
-    warmup: int = 1
+    common_rounds: int = 1
     """Rounds of one common model before the centres are placed."""
     weighted: bool = False
     """Whether clients count by their samples in a centre; false counts them alike."""
@@ -43,6 +43,8 @@ class FeSEM(Clustered, FewModels):
     newcomer = "the centre nearest to the mean model after a round of training"
     cite = "Long et al., Multi-center federated learning, World Wide Web 2023"
     hook = "the pull to the centre is a part of the gradient: momentum and means of squares see both"
+    steps_itself = "its centres are the means of the clients next to them, as in K-means"
+    FORMER = (("warmup", "common_rounds"),)
 
     def start(self, init: Init) -> Record:
         none = torch.zeros(0, dtype=torch.int64, device=init.row.device)
@@ -71,7 +73,7 @@ class FeSEM(Clustered, FewModels):
             return up.layout.cut(rows, "parameters")
 
         theta = server.rows[server.cluster[up.ids]] + up.update
-        rows, cluster, placed = server.rows, server.cluster, server.placed | (up.round + 1 >= self.warmup)
+        rows, cluster, placed = server.rows, server.cluster, server.placed | (up.round + 1 >= self.common_rounds)
         if placed:
             kept = rows if server.placed else rows[:0]
             rows = torch.cat([kept, theta[seeds(point(theta), point(kept), self.models)]])

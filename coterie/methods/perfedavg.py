@@ -21,8 +21,8 @@ class PerFedAvg(FedAvg):
     g = grad L(w - alpha grad L(w; D); D') and w <- w - beta (g - alpha H g) from the old w, where H is the Hessian at
     w on D''. `order` drops the term H g (`first`), takes it as a difference quotient of gradients at w +- delta g
     (`hessian_free`; across the kinks of ReLU networks it is only tame for small alpha), or as it is (`exact`). alpha
-    and beta are by default the run's learning rate. A client deploys theta after `steps` steps of size alpha on its
-    training batches (none: the run's local epochs).
+    and beta are by default the run's learning rate. A client deploys theta after `adapt_steps` steps of size alpha on
+    its training batches (none: the run's local epochs).
     """
 
     order: Literal["first", "hessian_free", "exact"] = "first"
@@ -33,13 +33,14 @@ class PerFedAvg(FedAvg):
     """Step size of the outer step; none takes the run's learning rate."""
     delta: float = 1e-3
     """Width of the differences with order=hessian_free."""
-    steps: int | None = 1
+    adapt_steps: int | None = 1
     """Steps of adaptation before use; none takes the run's local epochs."""
 
     family = "meta-learning"
     newcomer = "the shared model after its own step"
     cite = "Fallah, Mokhtari, Ozdaglar, Personalized federated learning with theoretical guarantees: " \
         "a model-agnostic meta-learning approach, NeurIPS 2020"
+    FORMER = (*FedAvg.FORMER, ("steps", "adapt_steps"))
 
     def only_plain(self) -> str:
         return "its inner and outer steps are the method itself"
@@ -64,4 +65,4 @@ class PerFedAvg(FedAvg):
         return (net.grad(row + self.delta * g, batch) - net.grad(row - self.delta * g, batch)) / (2 * self.delta)
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
-        return cohort.train(payload.row, steps=self.steps, lr=self.alpha)
+        return cohort.train(payload.row, steps=self.adapt_steps, lr=self.alpha)

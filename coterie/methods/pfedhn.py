@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.contract.algebra import affine
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
 from coterie.contract.method import Uploads, enrol
@@ -32,15 +33,16 @@ class Hyper(Record):
 
 @dataclass(frozen=True)
 class PFedHN(FedPer):
-    """theta_i = H(e_i; psi); (psi, e_i) <- (psi, e_i) + server_lr (d theta_i / d(psi, e_i))' Delta_i, Delta_i by SGD.
+    """theta_i = H(e_i; psi); (psi, e_i) <- (psi, e_i) + hyper_lr (d theta_i / d(psi, e_i))' Delta_i, Delta_i by SGD.
 
     H is an MLP: k = `embedding` numbers (1 + M / 4 by default) -> `hidden` -> `depth` times (ReLU, `hidden`) -> one
     linear output per trainable tensor: its bias starts as a fresh model, its weights at `spread` times the scale of
-    that tensor. The vector-Jacobian products of a round's participants are averaged, clipped to norm `clip`, and taken
-    by SGD with `momentum` and weight `decay`: the paper steps by 0.01 for one client after another, so 0.1 is ten of
-    its steps at once. Buffers cannot be written so and are averaged. An unseen client fits an embedding alone: `adapt`
-    full gradient steps of size `adapt_lr` from the clients' mean. `personal` names a part that H does not write: it
-    stays with its client, as in FedPer, and is trained with the rest (pFedHN-PC: the head, which a newcomer fits last).
+    that tensor. The vector-Jacobian products of a round's participants are averaged, clipped to norm `hyper_clip`, and
+    taken by SGD with `hyper_momentum` and weight `hyper_decay`: the paper steps by 0.01 for one client after another,
+    so 0.1 is ten of its steps at once. Buffers cannot be written so and are averaged. An unseen client fits an
+    embedding alone: `adapt` full gradient steps of size `adapt_lr` from the clients' mean. `personal` names a part that
+    H does not write: it stays with its client, as in FedPer, and is trained with the rest (pFedHN-PC: the head, which a
+    newcomer fits last).
     """
 
     personal: str = "none"
@@ -53,13 +55,13 @@ class PFedHN(FedPer):
     """Hidden layers after the first."""
     spread: float = 1.0
     """How much models differ between clients at the start."""
-    server_lr: float = 0.1
+    hyper_lr: float = 0.1
     """Step size of the hypernetwork."""
-    momentum: float = 0.9
+    hyper_momentum: float = 0.9
     """Momentum of its steps."""
-    decay: float = 1e-3
+    hyper_decay: float = 1e-3
     """Weight decay of its steps."""
-    clip: float = 50.0
+    hyper_clip: float = 50.0
     """Largest norm of its gradient."""
     adapt: int = 20
     """Steps that fit the embedding of an unseen client."""
@@ -74,6 +76,7 @@ class PFedHN(FedPer):
     cite = "Shamsian et al., Personalized federated learning using hypernetworks, ICML 2021"
     averages = False
     presets = ("pc",)
+    FORMER = (("server_lr", "hyper_lr"), *((name, f"hyper_{name}") for name in ("momentum", "decay", "clip")))
 
     @classmethod
     def pc(cls) -> PFedHN:
@@ -142,7 +145,7 @@ class PFedHN(FedPer):
     def merge(self, server: Hyper, up: Uploads) -> Record:  # type: ignore[override]
         psi_slope, e_slope = self.back(server, server.e[up.ids], -up.update[:, server.columns] / len(up.ids))
         e_slope = torch.zeros_like(server.e).index_add(0, up.ids, e_slope)
-        scale = self.clip / torch.stack([psi_slope.norm(), e_slope.norm()]).norm().clamp(min=self.clip)
+        scale = self.hyper_clip / torch.stack([psi_slope.norm(), e_slope.norm()]).norm().clamp(min=self.hyper_clip)
         psi, psi_velocity = self.step(server.psi, scale * psi_slope, server.psi_velocity)
         e, e_velocity = self.step(server.e, scale * e_slope, server.e_velocity)
         moved = server.row + self.aggregate(up.update, up.share, up.layout.only(f"~{self.personal}"))
@@ -155,13 +158,8 @@ class PFedHN(FedPer):
 
     def step(self, value: Tensor, slope: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """SGD on the server: the new value and its velocity."""
-        velocity = self.momentum * velocity + (slope + self.decay * value)
-        return value - self.server_lr * velocity, velocity
-
-
-def affine(matrix: Tensor, z: Tensor) -> Tensor:
-    """`[out, in + 1], [m, in] -> [m, out]`: the last column is the bias."""
-    return z @ matrix[:, :-1].T + matrix[:, -1]
+        velocity = self.hyper_momentum * velocity + (slope + self.hyper_decay * value)
+        return value - self.hyper_lr * velocity, velocity
 
 
 def draw(net: Net, s: Given, batch: Batch, given: Given) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ class PFedMe(Method):
     nu: float = 0.0
     """Weight decay of the personal model."""
     beta: float = 1.0
-    """Share of the clients' mean in the new shared model."""
+    """Share of the clients' mean in the new shared model; a server optimizer steps along what this leaves."""
     weighted: bool = False
     """Whether clients count by their samples; false counts them alike."""
     batches: int | None = None
@@ -61,8 +61,8 @@ class PFedMe(Method):
         return net.loss(row, batch) + self.lam / 2 * (v - w).square().sum() + self.nu / 2 * v.square().sum()
 
     def merge(self, server: Model, up: Uploads) -> Record:
-        weights = up.share if self.weighted else up.even
-        return Model(server.row + self.aggregate(up.update, weights, up.layout, self.beta))
+        weights = self.beta * (up.share if self.weighted else up.even)
+        return Model(server.row + self.aggregate(up.update, weights, up.layout))
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
         near = {"w": payload.row}

@@ -24,7 +24,7 @@ class Steered(Model):
 
 @dataclass(frozen=True)
 class SCAFFOLD(FedAvg):
-    """y <- y - lr (grad - c_i + c) from y = theta; theta <- theta + server_lr mean (y_i - theta); c is the mean c_i.
+    """y <- y - lr (grad - c_i + c) from y = theta; theta <- theta + mean (y_i - theta); c is the mean c_i.
 
     A client's new control variate is the mean gradient along its `path` of tau steps, c_i - c + (theta - y) / (tau lr),
     or the full `gradient` at theta. Clients count alike, as in the paper, or by their samples with `weighted`; c moves
@@ -61,5 +61,5 @@ class SCAFFOLD(FedAvg):
         return gradient + given.drift
 
     def merge(self, server: Steered, up: Uploads) -> Record:  # type: ignore[override]
-        move = self.aggregate(up.update, up.share if self.weighted else up.even, up.layout, self.server_lr)
+        move = self.aggregate(up.update, up.share if self.weighted else up.even, up.layout)
         return Steered(server.row + move, server.control + up.control.sum(0) / up.population)

@@ -1,4 +1,4 @@
-"""Adam and its kin: steps measured by the gradients' own size."""
+"""Adam: steps measured by the gradients' own size."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ class Adam(Optimizer):
         self.positive("weight_decay", or_zero=True)
 
     def step(self, row: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: Number, count: Number) -> None:
-        whole = row.device.type == "cpu" and all(t.is_contiguous() for t in (row, gradient, *state.values()))
-        if self.fused is not None and self.corrected and whole and not isinstance(lr, Tensor):
+        alike = not isinstance(lr, Tensor) and not isinstance(count, Tensor) and row.device.type == "cpu"
+        whole = alike and all(t.is_contiguous() for t in (row, gradient, *state.values()))
+        if self.fused is not None and self.corrected and whole:
             self.fused(
                 [row], [gradient], [state["mean"]], [state["square"]], [], [torch.tensor(float(count))], lr=lr,
                 beta1=self.beta1, beta2=self.beta2, weight_decay=self.weight_decay, eps=self.eps, amsgrad=False,

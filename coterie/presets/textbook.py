@@ -131,7 +131,7 @@ def _trained(n_train: int) -> _Trained:
     with _one_thread():
         together = _simulation("fedavg", federation, ROUNDS)
         _settle(together)
-        personal = _simulation(f"fedavgft:epochs={OWN_STEPS}", federation, ROUNDS)
+        personal = _simulation(f"fedavgft:finetune_epochs={OWN_STEPS}", federation, ROUNDS)
         personal.restore(*together.snapshot())
         alone = _simulation("local", federation, OWN_STEPS // STEPS)
         for _ in range(alone.training.rounds):

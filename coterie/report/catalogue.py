@@ -1,4 +1,4 @@
-"""The catalogue of methods, aggregators and options: the list, one entry's page, and both as Markdown."""
+"""The catalogue of methods, aggregators, optimizers and options: the list, one entry's page, and both as Markdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from rich.text import Text
 
 from coterie import registry
 from coterie.contract.aggregator import Aggregator
+from coterie.contract.local import LocalOptions
 from coterie.contract.method import Method
+from coterie.contract.optimizer import Optimizer
 from coterie.errors import unknown
 from coterie.options import options, spelled
 from coterie.report import notation
@@ -26,7 +28,7 @@ from coterie.report.table import markdown_table
 from coterie.running.experiment import Experiment
 from coterie.running.training import Training
 
-Entry = Method | Aggregator
+Entry = Method | Aggregator | Optimizer
 
 WIDTH = 118
 COLUMNS = ("method", "shared", "client keeps", "down", "up", "an unseen client gets")
@@ -37,12 +39,15 @@ OPTIONS_COMMAND = "coterie options --markdown > docs/options.md"
 
 
 def find(spec: str) -> Entry:
-    """A method or an aggregator from its spelling; an unknown name suggests the nearest of both."""
-    name = re.split(r"[:+]", spec)[0].lower()
+    """A method, an aggregator or an optimizer from its spelling; an unknown name suggests the nearest of all."""
+    name = re.split(r"[:+(]", spec)[0].lower()
     if name in registry.aggregators():
         return registry.method(f"fedavg+{spec}").aggregator
+    if name in registry.optimizers():
+        return registry.optimizer(spec)
     if ".py:" not in spec and name not in registry.methods():
-        raise unknown("method or aggregator", name, {*registry.methods(), *registry.aggregators()})
+        known = {*registry.methods(), *registry.aggregators(), *registry.optimizers()}
+        raise unknown("method, aggregator or optimizer", name, known)
     return registry.method(spec)
 
 
@@ -87,8 +92,8 @@ def own_options(entry: Entry) -> dict[str, str]:
 
 
 def presets(cls: type[Entry]) -> list[tuple[str, str, list[str]]]:
-    """Name, description and what it sets otherwise than the defaults, for each named variant."""
-    build = {name: getattr(cls, name) for name in cls.presets}
+    """Name, description and what it sets otherwise than the defaults, for each named variant; optimizers have none."""
+    build = {name: getattr(cls, name) for name in getattr(cls, "presets", ())}
     return [(name, " ".join((make.__doc__ or "").split()), _changed(make())) for name, make in build.items()]
 
 
@@ -120,22 +125,36 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     cls = type(entry)
     if isinstance(entry, Aggregator):
         own = [("protects", entry.protects), ("fewest clients", str(entry.minimum)), ("use", f"fedavg+{entry.name}")]
+    elif isinstance(entry, Optimizer):
+        own = [("at the server", at_server(cls)), ("use", f"server={entry.name}, or fedavg:server={entry.name}")]
     else:
-        plain = registry.spelling(type(entry)())
+        plain, why = registry.spelling(type(entry)()), entry.unsteppable
         own = [
             ("family", entry.family), ("shared", entry.shared), ("client keeps", entry.keeps),
             ("traffic", f"{entry.down} down, {entry.up} up (models per client and round)"),
             ("unseen client", entry.newcomer),
             ("aggregators", f"any, as in {plain}+confree" if entry.averages else "none, for it averages nothing"),
+            ("server steps", f"by none, for {why}" if why else f"by any, as in {plain}:server=adam"),
         ]
     return [(name, text) for name, text in [*own, ("citation", cls.cite)] if text]
+
+
+def at_server(cls: type[Any]) -> str:
+    """The defaults that an optimizer has at the server."""
+    return ", ".join(f"{name}={_spelled(value)}" for name, value in cls.at_server.items()) or "-"
+
+
+def alone() -> str:
+    """Which training options a method may have of its own."""
+    names = ", ".join(options(LocalOptions))
+    return f"Training options may stand among a method's, for it alone: {names}. `coterie options` explains them."
 
 
 # -- on the terminal -------------------------------------------------------------------------------------------------
 
 
 def listing(width: int) -> RenderableType:
-    """Every method and aggregator in tables of at most 118 columns."""
+    """Every method, aggregator and optimizer in tables of at most 118 columns."""
     width = min(width, WIDTH)
     groups = families()
     parts: list[RenderableType] = [Text(f"{len(registry.methods())} methods; {TRAFFIC}", "bold")]
@@ -152,6 +171,12 @@ def listing(width: int) -> RenderableType:
     parts += _blocks(
         ("aggregator", "what it does", "fewest clients", "defaults", "citation"), (26, 9, 29, 33), width,
         {"": [(c.name, headline(c)[1].rstrip("."), str(c().minimum), _defaults(c), c.cite or "-") for c in plugs()]},
+    )
+    parts.append(Text(f"{len(registry.optimizers())} optimizers; at the server as in server=adam(lr=0.1)", "bold"))
+    parts += _blocks(
+        ("optimizer", "what it does", "defaults", "at the server", "citation"), (26, 29, 20, 31), width,
+        {"": [(c.name, headline(c)[1].rstrip("."), _defaults(c), at_server(c), c.cite or "-")
+              for c in registry.optimizers().values()]},
     )
     parts.append(Text("`coterie methods NAME` explains one; `coterie methods --markdown` prints everything.", "dim"))
     return Group(*parts)
@@ -187,7 +212,7 @@ def _grid(widths: Sequence[int | None], rows: Iterable[Sequence[str]], style: st
 
 
 def page(entry: Entry, width: int) -> RenderableType:
-    """Everything about one method or aggregator, with the values it has."""
+    """Everything about one method, aggregator or optimizer, with the values it has."""
     cls, said = type(entry), explained(type(entry))
     title, line = headline(cls)
     parts: list[RenderableType] = [Text(f"{title}: {line}" if line else title, "bold"), Text()]
@@ -197,12 +222,18 @@ def page(entry: Entry, width: int) -> RenderableType:
     if isinstance(entry, Method):
         common = {"aggregator": entry.averages, "validation": True, "printed": bool(entry.printed)}
         given |= {name: _spelled(getattr(entry, name)) for name, wanted in common.items() if wanted}
+        given |= {name: _spelled(value) for name, value in entry.training}
+        said = {**explained(LocalOptions), **said}
     if given:
-        rows = [(f"  {o}", value, " | ".join(_choices(cls, o)), said.get(o, "")) for o, value in given.items()]
+        own = options(cls)
+        rows = [(f"  {o}", value, " | ".join(_choices(cls if o in own else LocalOptions, o)), said.get(o, ""))
+                for o, value in given.items()]
         columns = [column for column in zip(*rows, strict=True) if any(column)]
         parts += [Text("options", "bold"), _grid([None] * len(columns), zip(*columns, strict=True)), Text()]
-    if cls.presets:
-        variants = [(f"  {entry.name}:{name}", f"{text} {_sets(changed)}") for name, text, changed in presets(cls)]
+    if isinstance(entry, Method):
+        parts += [Text(textwrap.fill(alone(), width), "dim"), Text()]
+    variants = [(f"  {entry.name}:{name}", f"{text} {_sets(changed)}") for name, text, changed in presets(cls)]
+    if variants:
         parts += [Text("presets", "bold"), _grid((None, None), variants), Text()]
     return Group(*parts[:-1])
 
@@ -222,18 +253,20 @@ def _fitted(text: str, width: int) -> str:
 
 
 def markdown() -> str:
-    """The whole catalogue: a table for each family, a section for each method, then the aggregators."""
+    """The whole catalogue: a table for each family, a section for each method, then aggregators and optimizers."""
     text = [f"<!-- Made by `{COMMAND}`; do not edit. -->", "# Methods and aggregators", *_about()]
     text += _tables("#{}")
     text.append("## Method by method")
     text += [section(cls).rstrip() for cls in sorted(registry.methods().values(), key=lambda cls: cls.name)]
     text += ["## Aggregators", *_plugs("#{}")]
     text += [section(cls).rstrip() for cls in plugs()]
+    text += ["## Optimizers", *_optimizers("#{}", "optimizers.md")]
+    text += [section(cls).rstrip() for cls in registry.optimizers().values()]
     return "\n\n".join(text) + "\n"
 
 
 def site(traffic: Callable[[type[Method]], str]) -> dict[str, str]:
-    """Path -> Markdown for a site: an index of methods, one of aggregators, and a page for each of both.
+    """Path -> Markdown for a site: an index of methods, one of aggregators, and a page for each of both and optimizer.
 
     `traffic` gives the text about a method's bytes, which are measured, so they are no part of the catalogue.
     """
@@ -242,11 +275,12 @@ def site(traffic: Callable[[type[Method]], str]) -> dict[str, str]:
         "aggregators.md": "\n\n".join(["# Aggregators", *_plugs("aggregators/{}.md")]) + "\n",
     }
     pages |= {f"methods/{name}.md": leaf(cls, traffic(cls)) for name, cls in registry.methods().items()}
+    pages |= {f"optimizers/{name}.md": leaf(cls) for name, cls in registry.optimizers().items()}
     return pages | {f"aggregators/{cls.name}.md": leaf(cls) for cls in plugs()}
 
 
 def leaf(cls: type[Entry], traffic: str = "") -> str:
-    """The page of one method or aggregator, with its state and traffic, options, presets and citation."""
+    """The page of one method, aggregator or optimizer, with its state and traffic, options, presets and citation."""
     title, line = headline(cls)
     equation, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
     parts = [f"# {title}", _prose(f"{line[:1].upper()}{line[1:]}"), with_formulas(rest)]
@@ -263,9 +297,9 @@ def leaf(cls: type[Entry], traffic: str = "") -> str:
             known = [text for text in (f"One of {choices}." if choices else "", meaning) if text]
             rows.append((f"`{name}`", f"`{value}`", " ".join(known)))
         parts += ["## Options", markdown_table(("option", "default", "meaning"), rows)]
-    if cls.presets:
-        variants = [(f"`{cls.name}:{name}`", f"{with_formulas(text)} {_sets([f'`{item}`' for item in changed])}")
-                    for name, text, changed in presets(cls)]
+    variants = [(f"`{cls.name}:{name}`", f"{with_formulas(text)} {_sets([f'`{item}`' for item in changed])}")
+                for name, text, changed in presets(cls)]
+    if variants:
         parts += ["## Presets", markdown_table(("preset", "what it is"), variants)]
     source = f"`{cls.__module__.replace('.', '/')}.py`"
     cited = f"{_prose(cls.cite)}. " if cls.cite else ""
@@ -279,7 +313,7 @@ def _about() -> list[str]:
         f"{len(registry.methods())} methods and {len(plugs())} aggregators, each one file in `coterie/methods` or "
         "`coterie/aggregators`. `coterie methods NAME` explains one. Options are set as in `fedfew:models=5,mu=0.1`, "
         f"presets chosen as in `fedfew:official`. Every method also has the option `validation`, by default true: "
-        f"{validation[0].lower()}{validation[1:]}",
+        f"{validation[0].lower()}{validation[1:]} {alone()}",
         f"In the tables, {TRAFFIC}; K is the number of a method's models, M' that of the models a client receives. In "
         "the equations theta is the shared model, phi a body, h a head, SGD_i the local training of client i, n_i its "
         "samples and p_i = n_i / n its share of the participants'.",
@@ -305,13 +339,25 @@ def _plugs(link: str) -> list[str]:
     ]
 
 
+def _optimizers(link: str, page: str) -> list[str]:
+    """What optimizers are, and their table; `page` tells more."""
+    lines = [(_link(c.name, link), headline(c)[1].rstrip("."), _code(c), f"`{at_server(c)}`")
+             for c in registry.optimizers().values()]
+    return [
+        f"How steps are made of gradients, for clients and at the server: `server=adam(lr=0.1)`; "
+        f"[optimizers]({page}) says more.",
+        markdown_table(("optimizer", "what it does", "defaults", "at the server"), lines),
+    ]
+
+
 def section(cls: type[Entry]) -> str:
-    """One method or aggregator: equation, explanation, options, presets, citation."""
+    """One method, aggregator or optimizer: equation, explanation, options, presets, citation."""
     title, line = headline(cls)
     equation, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
     parts = [f"### {cls.name}", f"{title}: {_prose(line)}" if line else title, f"```text\n{equation}\n```"]
     parts += [_prose(rest)] if rest else []
     items = [f"Defaults: {_code(cls)}.", *_meanings(cls)]
+    items += [f"At the server: `{at_server(cls)}`."] if issubclass(cls, Optimizer) else []
     for name, text, changed in presets(cls):
         items.append(f"Preset `{cls.name}:{name}`: {_prose(text)} {_sets([f'`{item}`' for item in changed])}")
     items += [f"Citation: {_prose(cls.cite)}."] if cls.cite else []
@@ -363,7 +409,9 @@ ABOUT_OPTIONS = {
                                        "of their own, such as `--clients`."),
 }
 ABOUT_METHODS = ("A method's own options are on its page, `coterie methods NAME`. They belong to its spelling, "
-                 "`fedprox:mu=0.1`, or are set for it, `--set fedprox.mu=0.1`.")
+                 "`fedprox:mu=0.1`, or are set for it, `--set fedprox.mu=0.1`. Training options that say how clients "
+                 "train and what the server makes of it may stand there too and hold for this method alone, "
+                 f"`fedper:lr=0.1`: {', '.join(f'`{name}`' for name in options(LocalOptions))}.")
 
 
 def option_rows(cls: type[Any]) -> list[tuple[str, str, list[str], str]]:

@@ -43,8 +43,10 @@ class Clients:
 
         `population` is how many clients the run has, if more than are here, and `first` the number of the first here.
         """
+        self.method, self.first = method, first
+        self.asked = training  # the run's, for the record; the method may have options of its own
+        self.training = training = method.training_in(training)
         training.require(federation.classes, tuple(federation.x.shape[1:]), own_loss=loss is not None)
-        self.method, self.training, self.first = method, training, first
         self.federation = federation if method.validation else federation.without_validation()
         self.population = self.federation.population if population is None else population
         self.device = device(training.device)

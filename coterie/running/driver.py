@@ -137,7 +137,7 @@ def _arrivals(federation: Federation) -> tuple[int, ...]:
 
 def _config(spelling: str, simulation: Simulation, head: str | None) -> dict[str, Any]:
     federation, schedule = simulation.federation, simulation.federation.schedule
-    spec = RunSpec.for_data(federation, method=spelling, model="", training=simulation.training, head=head)
+    spec = RunSpec.for_data(federation, method=spelling, model="", training=simulation.asked, head=head)
     churn = {} if schedule is None else {"churn": [[a, None if b == NEVER else b] for a, b in schedule.tolist()]}
     return {
         **spec.config(), "published": simulation.method.printed, "by_model": simulation.method.by_model,

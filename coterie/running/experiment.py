@@ -366,9 +366,25 @@ def _over(base: dict[str, Any], values: Any) -> dict[str, Any]:
 
 def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment:
     """Apply `name=value` settings: training options, `method.option`, or an option of any chosen method."""
-    training: dict[str, Any] = {}
-    per_method: dict[str, dict[str, str]] = {spec: {} for spec in experiment.methods}
-    classes = {spec: type(registry.method(spec)) for spec in experiment.methods}
+    training, per_method = _taken(experiment.methods, settings)
+    methods = tuple(
+        registry.spelling(registry.method(spec, **values)) if values else spec for spec, values in per_method.items()
+    )
+    merged = build(Training, {**asdict(experiment.training), **training}, "training")
+    return replace(experiment, methods=methods, training=merged)
+
+
+def renamed(methods: Iterable[str], settings: Iterable[str]) -> list[str]:
+    """A sentence for each option, of these methods or in `settings`, that is called otherwise now."""
+    per_method = _taken(registry.expand(methods), settings)[1]
+    return [note for spec, values in per_method.items() for note in registry.renamed(spec, **values)]
+
+
+def _taken(methods: Sequence[str], settings: Iterable[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Settings that are the run's training options, and those of each method, by its spelling."""
+    training: dict[str, str] = {}
+    per_method: dict[str, dict[str, str]] = {spec: {} for spec in methods}
+    classes = {spec: type(registry.method(spec)) for spec in methods}
     for item in settings:
         name, equals, value = item.partition("=")
         if not equals:
@@ -379,7 +395,7 @@ def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment
         owner, dot, option = name.partition(".")
         if not dot:
             owner, option = "", name
-        takers = [s for s, cls in classes.items() if owner in ("", cls.name) and option in options(cls)]
+        takers = [s for s, cls in classes.items() if owner in ("", cls.name) and registry.takes(cls, option)]
         if not takers and name in options(Experiment):
             raise CoterieError(f"{name} is no training option but a setting of the experiment: use its flag, or a file "
                                "for --config; `coterie options` explains both.")
@@ -388,11 +404,7 @@ def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment
             raise unknown("option", name, known, {**Training.OTHER_WORDS, **Training.FORMER}, Training.LISTED)
         for spec in takers:
             per_method[spec][option] = value
-    methods = tuple(
-        registry.spelling(registry.method(spec, **values)) if values else spec for spec, values in per_method.items()
-    )
-    merged = build(Training, {**asdict(experiment.training), **training}, "training")
-    return replace(experiment, methods=methods, training=merged)
+    return training, per_method
 
 
 def check_clients(federation: Federation, asked: int | None) -> Federation:

@@ -34,7 +34,7 @@ from coterie.errors import CoterieError, counted
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.stages import SEEN, STAGES
 from coterie.evaluation.summary import since_arrival, summarise
-from coterie.options import respelled
+from coterie.registry import respelled
 from coterie.running import checkpoint
 from coterie.running.result import Result
 

@@ -23,10 +23,12 @@ from coterie.privacy.noise import lot
 from coterie.running import checkpoint
 from coterie.running.guard import Guard
 from coterie.running.round import seen
+from coterie.running.stepper import Stepper
 from coterie.running.training import Training
 
-STATE, CLIP = "server", "privacy.clip"
-"""What a checkpoint calls the server's tensors (`server.row`, ...) and the clip of a private run."""
+STATE, CLIP, MEMORY = "server", "privacy.clip", "optimizer"
+"""What a checkpoint calls the server's tensors (`server.row`, ...), the clip of a private run, and what the server's
+optimizer remembers (`optimizer.row.velocity`, ...)."""
 
 
 class Server:
@@ -46,18 +48,23 @@ class Server:
 
     def __init__(self, method: Method, init: Init, training: Training, state: Record | None = None) -> None:
         """A new run's server for `init.population` clients, or one that has this state already."""
-        self.method, self.init, self.training = method, init, training
+        self.method, self.init, self.training = method, init, method.training_in(training)
         self.layout, self.device = init.layout, init.row.device
         if state is None:
             self.refuse_early(method, init.population, init.layout, training)
-        self.guard = Guard.of(method, training, init.population)
+        self.guard = Guard.of(method, self.training, init.population)
         self.nobody: dict[str, Tensor] = {}  # the uploads of no client `[0, ...]`, with privacy on
         self.state: Record = method.start(init) if state is None else state
+        self.stepper = Stepper.of(method, self.training)
+        if self.stepper is not None and state is None:
+            self.stepper.check(method, method.averaged(self.state, self.layout))
 
     @staticmethod
     def refuse_early(method: Method, population: int, layout: Layout, training: Training) -> None:
-        """Raise if the method, its aggregator or the clients' optimizer cannot work together with so many clients or
-        this model; nothing is built."""
+        """Raise if the method, its aggregator and the run's training options cannot work together with so many clients
+        or this model; nothing is built."""
+        training = method.training_in(training)
+        Stepper.of(method, training)
         method.check(population, layout)
         why = method.only_plain()
         if why and not training.plain:
@@ -155,7 +162,10 @@ class Server:
         else:
             up, report = self.guard.pool(up)
         report |= {name: value.tolist() for name, value in self.method.report(self.state, up).items()}
-        self.state = self.method.merge(self.state, up)
+        merged = self.method.merge(self.state, up)
+        if self.stepper is not None:
+            merged = self.stepper.step(self.state, merged, self.method.averaged(self.state, self.layout))
+        self.state = merged
         return report
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -165,6 +175,8 @@ class Server:
         found = checkpoint.prefixed(STATE, self.state.tensors())
         if self.guard is not None:
             found[CLIP] = torch.tensor(self.guard.clip, dtype=torch.float64)
+        if self.stepper is not None:
+            found |= checkpoint.prefixed(MEMORY, self.stepper.tensors())
         return found
 
     def meta(self) -> dict[str, Any]:
@@ -181,6 +193,9 @@ class Server:
             raise CoterieError(f"the checkpoint does not fit this run: {', '.join(lost)} is missing.")
         if self.guard is not None:
             self.guard.clip = float(tensors[CLIP])
+        if self.stepper is not None:
+            memory = checkpoint.part(tensors, MEMORY)
+            self.stepper = self.stepper.remembering({n: t.to(self.device, copy=True) for n, t in memory.items()})
         self.state = state
 
     @classmethod

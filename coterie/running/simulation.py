@@ -56,6 +56,7 @@ class Simulation(Clients):
     ) -> None:
         """`twin` is a simulation of a method kin to this one: its engine serves both where the module is the same."""
         super().__init__(method, model, federation, training, head, loss, choices, twin)
+        training = self.training
         churn.require_somebody(self.federation, training.rounds)
         if method.aggregator.private and self.federation.schedule is not None:
             raise CoterieError("the private aggregator's noise is made for a fixed population; leave out the churn.")

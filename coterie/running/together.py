@@ -5,9 +5,10 @@ one run; a `Stack` drives several runs in step and answers calls of the same kin
 clients. The client side works client by client, and every stream of randomness hangs on the run's own seed and the
 client's name, so a run's results are those it would have alone.
 
-Runs fit together when they differ in the seed, the aggregator or numbers of the method: these never decide the shape
-of the work. A number that differs reaches functions that are written for one client (`objective`, `correct`, `step`)
-as that client's own; anywhere else its use raises, and the work is then done run by run.
+Runs fit together when they differ in the seed, the aggregator, the server's optimizer or numbers of the method: these
+never decide the shape of the work. A number that differs reaches functions that are written for one client
+(`objective`, `correct`, `step`) as that client's own; anywhere else its use raises, and the work is then done run by
+run.
 """
 
 from __future__ import annotations
@@ -226,12 +227,14 @@ def _done_or_failed(call: Call) -> Callable[[Course[T]], Step]:
 
 @cache
 def kin(method: Hashable) -> Hashable:
-    """Methods with the same kin differ in the aggregator and in numbers at most, and train the same module."""
+    """Methods with the same kin differ in the aggregator, the server's optimizer and in numbers at most, and train the
+    same module; their clients train with the same options."""
     assert isinstance(method, Method)
     cls: Any = type(method)
-    free = {"aggregator", *(_numbers(cls) if cls.wrap is Method.wrap else ())}
+    free = {"aggregator", "training", *(_numbers(cls) if cls.wrap is Method.wrap else ())}
     kept = ((f.name, getattr(method, f.name)) for f in fields(method))
-    return (cls, *((name, value) for name, value in kept if name not in free or value is None))
+    local = tuple((name, value) for name, value in method.training if name != "server")
+    return (cls, local, *((name, value) for name, value in kept if name not in free or value is None))
 
 
 @cache
@@ -279,7 +282,7 @@ def _common(calls: Sequence[Call]) -> tuple[Method, dict[str, Tensor]]:
     first = calls[0].method
     if all(call.method == first for call in calls[1:]):
         return first, {}
-    names = [f.name for f in fields(first)]
+    names = [f.name for f in fields(first) if f.name != "training"]  # for kin they differ at the server alone
     differ = [n for n in names if any(getattr(call.method, n) != getattr(first, n) for call in calls[1:])]
     sizes = torch.tensor([call.cohort.size for call in calls])
     numbers = {n: [float(getattr(call.method, n)) for call in calls] for n in differ if n != "aggregator"}

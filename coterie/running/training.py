@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from coterie import registry
+from coterie.contract.local import LocalOptions
+from coterie.contract.schedules import factor
 from coterie.data.augment import NONE, Augment
 from coterie.errors import CoterieError
-from coterie.running.schedules import Schedule, factor
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(LocalOptions):
     """How a federation is trained. Everything here is written into the run folder."""
 
     OTHER_WORDS: ClassVar[Mapping[str, str]] = {
-        "learningrate": "lr", "eta": "lr", "stepsize": "lr", "batchsize": "batch", "bs": "batch",
-        "localepochs": "epochs", "localsteps": "steps", "fraction": "participation", "clientfraction": "participation",
-        "scheduler": "schedule", "earlystopping": "patience", "dtype": "precision", "randomseed": "seed",
-        "communicationrounds": "rounds", "warmuprounds": "warmup", "classweight": "class_weights",
-        "smoothing": "label_smoothing", "labelsmooth": "label_smoothing", "augmentation": "augment",
-        "transform": "augment",
+        **LocalOptions.OTHER_WORDS, "fraction": "participation", "clientfraction": "participation",
+        "earlystopping": "patience", "dtype": "precision", "randomseed": "seed", "communicationrounds": "rounds",
     }
     """What others call an option, without `_` and `-`."""
     FORMER: ClassVar[Mapping[str, str]] = {"join": "together"}
@@ -36,33 +32,6 @@ class Training:
 
     rounds: int = 50
     """Communication rounds."""
-    epochs: int = 1
-    """Local epochs a round."""
-    steps: int | None = None
-    """Local steps a round, instead of epochs."""
-    batch: int = 10
-    """Batch size; 0 takes all samples of a client at once."""
-    lr: float = 0.05
-    """Learning rate of local training."""
-    optimizer: str = "sgd"
-    """Clients' steps: sgd, sgd(momentum=0.9,nesterov=true,weight_decay=1e-4), adam, adamw, yogi, adagrad, or a class in
-    a file. What an optimizer remembers is fresh each round, or kept by the client with keep=true."""
-    clip: float | None = None
-    """Largest norm of the gradient of a local step; none does not clip."""
-    schedule: Schedule = "constant"
-    """How the learning rate changes over rounds: not, times `decay` each round, or as half a cosine to 0."""
-    decay: float = 0.99
-    """Factor a round for schedule=decay."""
-    warmup: int = 0
-    """Rounds in which the learning rate first rises, in equal steps to `lr`; the schedule begins after them."""
-    class_weights: Literal["none", "balanced"] = "none"
-    """balanced: in training, a client's samples of a class count n / (classes it holds * samples of the class) times,
-    so that its classes weigh alike. Its counts stay with it; scores are never weighted."""
-    label_smoothing: float = 0.0
-    """Share of a label that training spreads over all classes, from 0 to below 1; scores take labels as they are."""
-    augment: str = "none"
-    """Images as training sees them: flip (left and right swapped, every second one), crop(pad=4) (moved by up to `pad`
-    pixels, zeros at the border), or flip+crop(pad=4); drawn anew for every batch, never when scoring."""
     participation: float = 1.0
     """Fraction of the clients selected each round."""
     sampling: Literal["fixed", "poisson"] = "fixed"
@@ -104,24 +73,20 @@ class Training:
     """Rounds between checkpoints."""
 
     def __post_init__(self) -> None:
-        for name, lowest in (("rounds", 0), ("epochs", 0), ("batch", 0), ("evaluate_every", 1), ("patience", 0),
-                             ("wave", 0), ("warmup", 0), ("checkpoint_every", 1), ("seed", 0)):
+        super().__post_init__()
+        for name, server in registry.OPTIMIZERS.items():
+            object.__setattr__(self, name, registry.shortest(getattr(self, name), server))
+        for name, lowest in (("rounds", 0), ("evaluate_every", 1), ("patience", 0), ("wave", 0),
+                             ("checkpoint_every", 1), ("seed", 0)):
             if getattr(self, name) < lowest:
                 raise CoterieError(f"{name} must be at least {lowest}, not {getattr(self, name)}.")
-        if self.steps is not None and self.steps < 1:
-            raise CoterieError(f"steps must be at least 1, not {self.steps}.")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise CoterieError(f"lr must be a positive number, not {self.lr}.")
-        object.__setattr__(self, "optimizer", registry.called(registry.optimizer(self.optimizer)))
-        if self.clip is not None and not (self.clip > 0 and math.isfinite(self.clip)):
-            raise CoterieError(f"clip must be a positive number or none, not {self.clip}.")
         if not 0 < self.participation <= 1:
             raise CoterieError(f"participation must be above 0 and at most 1, not {self.participation}.")
         if self.warmup > self.rounds:
             raise CoterieError(f"warmup must be at most the number of rounds, {self.rounds}, not {self.warmup}.")
         if self.augment != NONE:
             Augment.of(self.augment)
-        for name in ("dropouts", "stragglers", "label_smoothing"):
+        for name in ("dropouts", "stragglers"):
             if not 0 <= getattr(self, name) < 1:
                 raise CoterieError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
 

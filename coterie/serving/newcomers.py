@@ -155,7 +155,7 @@ class Desk:
             clients = self.clients(self.federation(x, y, some, names))
             came, cohort = self.arrive(clients)
             rows = came.rows
-            trained, net = adapted(cohort, rows, self.saved.spec.training), clients.engine.net
+            trained, net = adapted(cohort, rows, clients.training), clients.engine.net
             net.mode(training=False)
             with clients.engine.computing():
                 for k, (xs, ys) in enumerate(cohort.samples("test")):
@@ -170,7 +170,7 @@ class Desk:
         came, cohort = self.arrive(clients)
         spent = int(cohort.spent[0])
         facts, why = _explained(came, cohort, self.number)
-        row = adapted(cohort, came.rows, self.saved.spec.training)[0] if decided.adapt else came.rows[0]
+        row = adapted(cohort, came.rows, clients.training)[0] if decided.adapt else came.rows[0]
         if spent:
             why.append(f"The rule took {spent} local steps.")
         why.append(_why_adapted(decided, int(cohort.spent[0]) - spent, bool(self.saved.spec.classes)))

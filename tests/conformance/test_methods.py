@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from coterie import registry
+from coterie.contract.local import LocalOptions
 from coterie.contract.records import Record, Upload, spread
 from coterie.data import Federation
 from coterie.errors import CoterieError
+from coterie.options import options as options_of
 
 METHODS = sorted(registry.methods())
 BASELINES = ("local", "fedavg", "fedavgft")
@@ -32,6 +34,22 @@ def test_the_page_is_complete(method):
     assert registry.method(registry.spelling(cls())) == cls()
     for preset in cls.presets:
         assert registry.method(f"{method}:{preset}") == getattr(cls, preset)()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_option_has_the_name_of_a_training_option(method):
+    """`fedper:lr=0.1` is the run's lr for FedPer alone, so no method may call something else so."""
+    cls = registry.methods()[method]
+    assert not options_of(cls).keys() & options_of(LocalOptions).keys()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_options_were_called_is_still_read(method):
+    """A former name leads to an option that is there, and is none that is there."""
+    cls = registry.methods()[method]
+    for old, new in cls.FORMER:
+        assert old not in options_of(cls)
+        assert new.partition("=")[0] in {*options_of(cls), *options_of(LocalOptions)}
 
 
 @pytest.mark.parametrize("method", METHODS)

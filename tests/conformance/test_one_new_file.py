@@ -1,4 +1,5 @@
-"""A method, an aggregator and a reader are one file each: dropped into its folder, it works with no edit elsewhere."""
+"""A method, an aggregator, an optimizer and a reader are one file each: dropped into its folder, it works with no edit
+elsewhere."""
 
 import json
 import os
@@ -75,6 +76,43 @@ class Cautious(Aggregator):
         return self.s * (weights @ updates)
 '''
 
+OPTIMIZER = '''
+"""Lion: steps of one size, along the sign of a mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from coterie.contract.optimizer import Number, Optimizer
+
+
+@dataclass(frozen=True)
+class Lion(Optimizer):
+    """w <- w - lr sign(beta1 m + (1 - beta1) g); m <- beta2 m + (1 - beta2) g."""
+
+    beta1: float = 0.9
+    """Share of the past in the step."""
+    beta2: float = 0.99
+    """Share of the past in what is remembered."""
+
+    cite = "Chen et al., Symbolic discovery of optimization algorithms, NeurIPS 2023"
+    slots = ("mean",)
+    at_server: ClassVar[Mapping[str, Any]] = {"lr": 0.001}
+
+    def check(self) -> None:
+        self.share("beta1")
+        self.share("beta2")
+
+    def step(self, row: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: Number, count: Number) -> None:
+        row.sub_(torch.sign(torch.lerp(gradient, state["mean"], self.beta1)).mul_(lr))
+        state["mean"].lerp_(gradient, 1 - self.beta2)
+'''
+
 READER = '''
 """Lines of json, one sample each: {"x": [...], "y": 1, "client": "north"}."""
 
@@ -149,6 +187,37 @@ def test_a_new_file_is_a_new_aggregator(tmp_path):
     done = run(tmp_path, "-m", "coterie", "run", "fedavg+cautious:s=0.3", "--clients", "4", *SMALL)
     assert done.returncode == 0, done.stderr
     assert "fedavg+cautious:s=0.3" in done.stdout
+
+
+@pytest.mark.long
+def test_a_new_file_is_a_new_optimizer(tmp_path):
+    """It is listed, explained and spelled like the others; at the server a step of Lion is lr long in every number."""
+    copied(tmp_path, "optimizers/lion.py", OPTIMIZER)
+    listed = run(tmp_path, "-m", "coterie", "methods")
+    assert "lion" in listed.stdout, listed.stderr
+    explained = run(tmp_path, "-m", "coterie", "methods", "lion")
+    assert "Share of the past in what is remembered." in explained.stdout, explained.stderr
+    program = """
+import torch
+import coterie
+from coterie import registry
+from coterie.models import model
+
+assert registry.optimizer("lion(beta1=0.5)").beta1 == 0.5
+clients = [(torch.randn(8, 5), torch.arange(8) % 2) for _ in range(4)]
+federation = coterie.Federation.from_clients(clients)
+result = coterie.run("fedavg:server=lion(lr=0.25)", model("linear", (5,), 2), federation, rounds=1, device="cpu")
+moved = result.simulation.server.state.row - result.simulation.init.row
+assert torch.allclose(moved.abs(), torch.tensor(0.25)), moved
+"""
+    done = run(tmp_path, "-c", program)
+    assert done.returncode == 0, done.stderr
+    words = ["fedper:server=lion", "fedavg:server=lion(lr=0.1)+median", "--set", "server=lion(beta2=0.9)"]
+    done = run(tmp_path, "-m", "coterie", "compare", *words, "--clients", "4", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "fedavg:server=lion(lr=0.1)+median" in done.stdout
+    refused = run(tmp_path, "-m", "coterie", "run", "fedavg:server=lion(beta1=1)", "--clients", "4", *SMALL)
+    assert "lion's beta1 must be at least 0 and below 1, not 1.0" in " ".join(refused.stderr.split())
 
 
 @pytest.mark.long

@@ -392,6 +392,35 @@ def test_a_server_that_is_killed_goes_on_where_it_was(tmp_path, when):
     assert ended.rounds_done == 3
 
 
+@pytest.mark.parametrize("method", [
+    "fedavg:server=adam(lr=0.1)", "fedper:lr=0.02,batch=5,server=sgd(momentum=0.9)", "ifca:models=2,server=yogi",
+    "ditto:training.epochs=2",
+])
+def test_options_of_the_method_alone_and_a_servers_optimizer_are_the_simulations(tmp_path, method):
+    """Sites train by the method's own options, and the server's memory survives a restart between two rounds."""
+    data, one = toy.federation(), toy.job(toy.federation(), method)
+    sim = toy.stacked(data, one)
+    (whole,), _ = toy.run(data, [one], tmp_path / "whole")
+
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    def kill(name, task, answer):
+        if in_round(task, 2):
+            raise Killed
+
+    with pytest.raises(Killed):
+        toy.run(data, [one], tmp_path, Line(toy.sites(data, tmp_path), kill), folder=tmp_path / "server")
+    (again,), _ = toy.run(data, [one], tmp_path, Loopback(toy.sites(data, tmp_path)), folder=tmp_path / "server")
+    found, kept, expected = (server.tensors() for server in (whole.server, again.server, sim.server))
+    assert found.keys() == kept.keys() == expected.keys()
+    assert any(name.startswith("optimizer.") for name in found) == ("server=" in method)
+    for name, t in expected.items():
+        torch.testing.assert_close(found[name], t, rtol=1e-9, atol=1e-9)
+        assert torch.equal(found[name], kept[name])
+    assert again.folder.config()["training"]["lr"] == 0.1  # the run's; the method's own stand in its spelling
+
+
 def test_late_and_absent_sites_get_their_models_when_they_come(tmp_path):
     """oslo is lost at the end and zurich comes later still; the finished run is served again and asks only them."""
     names = (*toy.NAMES, "zurich")
@@ -468,6 +497,8 @@ def test_jobs_that_cannot_run_across_sites(tmp_path):
         toy.job(data, "fedavg", experiment="../up")
     with pytest.raises(CoterieError, match="lies in a file"):
         Job.for_data(data, experiment="mine", method="mine.py:Mine", model="mlp")
+    with pytest.raises(CoterieError, match=r"the optimizer lion\.py:Lion lies in a file, .* into coterie/optimizers"):
+        Job.for_data(data, experiment="mine", method="fedavg:server=lion.py:Lion", model="mlp")
     with pytest.raises(CoterieError, match="cannot be the name of a site"):
         Site("a/b", data, tmp_path)
     with pytest.raises(CoterieError, match="minimum=3 answers cannot come from 2 sites"):

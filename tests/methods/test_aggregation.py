@@ -625,7 +625,7 @@ def test_cfl_numbers_clients_rightly_at_the_second_split(tiny):
 
 
 @pytest.mark.parametrize(("options", "split"), [
-    ({}, True), ({"warmup": 1}, False), ({"smallest": 6}, False), ({"eps1": 0.0}, False), ({"eps2": 1.0}, False),
+    ({}, True), ({"split_after": 1}, False), ({"smallest": 6}, False), ({"eps1": 0.0}, False), ({"eps2": 1.0}, False),
     ({"relative": False, "eps1": 0.1, "eps2": 0.9}, True), ({"relative": False, "eps1": 0.1, "eps2": 1.1}, False),
     ({"gamma": 0.9}, True), ({"gamma": 1.01}, False),
 ])
@@ -672,7 +672,7 @@ def test_opposite_groups_are_found_and_learned(tiny, method):
         assert_close(sim.row(client)[:4], sign * w, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("method", ["cfl:eps1=1,eps2=0.1,smallest=1", "pacfl", "fesem", "fesem:warmup=2"])
+@pytest.mark.parametrize("method", ["cfl:eps1=1,eps2=0.1,smallest=1", "pacfl", "fesem", "fesem:common_rounds=2"])
 def test_clusters_partition_the_clients(tiny, method):
     """Whoever takes part, every client has one cluster that exists; CFL's leaves and PACFL's clusters are not empty."""
     data = tiny.federation(sizes=(6, 3, 1, 5, 4, 9, 2, 8))
@@ -901,7 +901,7 @@ class Twin(nn.Module):
 @pytest.mark.parametrize("clip", [50.0, 0.01])
 def test_pfedhn_steps_are_sgd_on_the_surrogate(tiny, clip):
     """torch.optim.SGD (momentum, decay, clipped) on mean_i <stopgrad(theta_i - theta~_i), H(e_i)>; three rounds."""
-    sim = tiny.simulation(PFedHN(hidden=6, depth=2, clip=clip, server_lr=0.3))
+    sim = tiny.simulation(PFedHN(hidden=6, depth=2, hyper_clip=clip, hyper_lr=0.3))
     twin = Twin(sim.method, sim.server.state)
     tolerance = {} if clip == 50 else {"rtol": 1e-3, "atol": 1e-6}  # torch divides by norm + 1e-6
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.3, momentum=0.9, weight_decay=1e-3)
@@ -929,7 +929,8 @@ class Table(PFedHN):
 
 def test_pfedhn_with_one_hot_embeddings_is_local(tiny):
     """H(e) = W e with frozen one-hot e: column i is client i's model, and a step of size M takes the whole update."""
-    sim = tiny.simulation(Table(embedding=4, hidden=4, momentum=0.0, decay=0.0, clip=1e9, server_lr=4.0))
+    plain = {"hyper_momentum": 0.0, "hyper_decay": 0.0, "hyper_clip": 1e9}
+    sim = tiny.simulation(Table(embedding=4, hidden=4, hyper_lr=4.0, **plain))
     outer = torch.cat([sim.init.row[:, None].expand(-1, 4), torch.zeros_like(sim.init.row)[:, None]], 1)
     psi = torch.cat([sim.server.state.psi[: -outer.numel()], outer.flatten()])
     sim.server.state = replace(sim.server.state, e=torch.eye(4, dtype=torch.float64), psi=psi)
@@ -966,7 +967,7 @@ def test_embeddings_are_normal_and_differ(tiny):
 def test_a_newcomer_of_pfedhn_fits_its_embedding_only(tiny):
     """The hypernetwork and the others' embeddings keep their bits; the fitted embedding lowers the newcomer's loss."""
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
-    sim = rounds(tiny.simulation(PFedHN(hidden=8, depth=1, server_lr=0.3, adapt=30), data=data), 10)
+    sim = rounds(tiny.simulation(PFedHN(hidden=8, depth=1, hyper_lr=0.3, adapt=30), data=data), 10)
     admitted = sim.admitted(data.unseen).state
     for name, t in sim.server.state.tensors().items():
         assert torch.equal(admitted.tensors()[name][: len(t)], t), name
@@ -976,7 +977,7 @@ def test_a_newcomer_of_pfedhn_fits_its_embedding_only(tiny):
 
 def test_pfedhn_pc_by_hand(tiny):
     """Bodies H(e_i) under heads that stay: SGD on both jointly, the server steps by SGD on the body's surrogate."""
-    sim = tiny.simulation(PFedHN(personal="head", hidden=6, depth=2, server_lr=0.3))
+    sim = tiny.simulation(PFedHN(personal="head", hidden=6, depth=2, hyper_lr=0.3))
     twin, body = Twin(sim.method, sim.server.state), sim.layout.columns("~head")
     head = sim.layout.cut(sim.init.row, "head").expand(4, -1)
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.3, momentum=0.9, weight_decay=1e-3)
@@ -1044,5 +1045,5 @@ def test_released_programs():
     assert (cw.half_lambda, cw.lam) == (True, 10.0)
     assert (amp.lam, amp.alpha, amp.sigma) == (0.0, 1.0, 1.0)
     assert (pac.vectors, pac.beta, pac.linkage, pac.measure) == (3, 4.9, "weighted", "columns")
-    assert (cfl.eps1, cfl.eps2, cfl.relative, cfl.warmup, cfl.weighted) == (0.4, 1.6, False, 20, False)
+    assert (cfl.eps1, cfl.eps2, cfl.relative, cfl.split_after, cfl.weighted) == (0.4, 1.6, False, 20, False)
     assert all(m.printed == "served" and not m.validation for m in (cw, amp, pac, cfl))

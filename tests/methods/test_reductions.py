@@ -67,8 +67,8 @@ def test_one_client_is_plain_sgd(tiny, model):
 
 
 def test_half_a_server_step(tiny):
-    """server_lr interpolates between the old model and the mean."""
-    half, full = (rounds(tiny.simulation(f"fedavg:server_lr={lr}"), 1) for lr in (0.5, 1.0))
+    """The server's lr interpolates between the old model and the mean."""
+    half, full = (rounds(tiny.simulation(f"fedavg:server=sgd(lr={lr})"), 1) for lr in (0.5, 1.0))
     assert_close(half.server.state.row, (half.init.row + full.server.state.row) / 2)
 
 
@@ -133,7 +133,7 @@ def test_fedprox_step_by_step(tiny):
 
 
 def test_fine_tuning_for_no_epoch_is_fedavg(tiny):
-    one, two = (rounds(tiny.simulation(m), 2) for m in ("fedavgft:epochs=0", "fedavg"))
+    one, two = (rounds(tiny.simulation(m), 2) for m in ("fedavgft:finetune_epochs=0", "fedavg"))
     for client in range(4):
         assert torch.equal(one.row(client), two.row(client))
     assert one.evaluate().stages["served"].steps.tolist() == [0, 0, 0, 0]
@@ -161,7 +161,7 @@ def test_fine_tuning_the_head_leaves_the_body(tiny):
 
 def test_fine_tuning_at_a_rate_of_its_own(tiny):
     """The server is FedAvg's; the copy takes two epochs of plain SGD at lr = 0.03, in the run's 0.1 it would differ."""
-    sim = rounds(tiny.simulation("fedavgft:lr=0.03,epochs=2"), 1)
+    sim = rounds(tiny.simulation("fedavgft:finetune_lr=0.03,finetune_epochs=2"), 1)
     assert torch.equal(sim.server.state.row, rounds(tiny.simulation("fedavg"), 1).server.state.row)
     assert_close(sim.row(1), tiny.sgd(sim, 1, sim.server.state.row, 2 * 4, lr=0.03)[0])
 
@@ -486,7 +486,7 @@ def test_the_official_preset(tiny):
     chosen = registry.method("fedfew:official")
     assert chosen == FedFew.official()
     assert (chosen.models, chosen.mu, chosen.start_from, chosen.loss_at) == (3, 0.01, "same", "running")
-    assert (chosen.scale, chosen.normalise, chosen.server_lr) == (True, False, 1.0)
+    assert (chosen.scale, chosen.normalise) == (True, False)
     assert (chosen.printed, chosen.validation) == ("adapted", False)
     sim = tiny.simulation(chosen)
     assert sim.federation.sizes("val").tolist() == [0, 0, 0, 0]

@@ -151,7 +151,7 @@ def test_scaffold_for_equal_clients_corrects_nothing(tiny):
 
 def test_scaffold_round_by_hand(tiny):
     """y <- y - lr (grad - c_i + c); c_i <- c_i - c + (theta - y) / (tau_i lr) with the steps stragglers really took."""
-    sim = rounds(tiny.simulation("scaffold:server_lr=0.5", epochs=3, stragglers=0.6, seed=2), 1)
+    sim = rounds(tiny.simulation("scaffold:server=sgd(lr=0.5)", epochs=3, stragglers=0.6, seed=2), 1)
     theta, c, own = sim.server.state.row.clone(), sim.server.state.control.clone(), sim.own.row.clone()
     assert own.abs().max() > 1e-2
     work = sim._straggling(sim.selected(1), 1)
@@ -168,7 +168,7 @@ def test_scaffold_round_by_hand(tiny):
     assert_close(sim.own.row, own - c + (theta - ends) / (tau * 0.1))
 
 
-@pytest.mark.parametrize("method", [SCAFFOLD(), FedDyn(alpha=0.5, clip=None)])
+@pytest.mark.parametrize("method", [SCAFFOLD(), FedDyn(alpha=0.5, gradient_clip=None)])
 def test_drift_correction_reaches_the_minimiser_that_fedavg_misses(tiny, method):
     """Least squares, many local steps: the minimiser of the mean loss solves mean H w = mean b; FedAvg is biased."""
     data, H, b = squares(tiny, (7, 7, 7))
@@ -195,7 +195,7 @@ def test_ditto_without_pull_keeps_locals_models(tiny, model, method):
 @pytest.mark.parametrize("lam", [0.0, 1.0, 7.0])
 def test_dittos_shared_model_is_fedavgs(tiny, model, lam):
     """Whatever lam, and however long the personal models train."""
-    one, two = (rounds(tiny.simulation(m, model), 3) for m in (Ditto(lam=lam, epochs=2), "fedavg"))
+    one, two = (rounds(tiny.simulation(m, model), 3) for m in (Ditto(lam=lam, personal_epochs=2), "fedavg"))
     assert torch.equal(one.server.state.row, two.server.state.row)
 
 
@@ -210,7 +210,7 @@ def test_ditto_falls_on_the_shared_model_where_data_say_nothing(tiny):
 def test_ditto_reaches_its_minimiser(tiny):
     """Least squares: v* solves (H_i + lam) v = b_i + lam theta with the received theta."""
     data, H, b = squares(tiny, (6, 8, 7))
-    sim = rounds(full_batch(tiny, Ditto(lam=0.7, epochs=80), data), 2)
+    sim = rounds(full_batch(tiny, Ditto(lam=0.7, personal_epochs=80), data), 2)
     theta = sim.server.state.row.clone()
     sim.round()
     expected = torch.linalg.solve(H + 0.7 * EYE, b + 0.7 * theta)
@@ -412,7 +412,7 @@ def test_perfedavg_deploys_the_shared_model_after_one_step(tiny):
 
 def test_perfedavg_may_adapt_for_the_runs_epochs(tiny):
     """With step alpha = lr it then deploys what its shared model's `adapted` would be."""
-    sim = rounds(tiny.simulation("perfedavg:steps=none"), 1)
+    sim = rounds(tiny.simulation("perfedavg:adapt_steps=none"), 1)
     assert_close(served(sim), sgd(tiny, sim, sim.server.state.row))
 
 
@@ -554,7 +554,7 @@ def test_feddyn_begins_with_fedavgs_gradient(tiny, alpha, norm_power):
 def test_feddyn_solved_exactly_keeps_the_gradient(tiny):
     """theta_i solves (H_i + alpha) w = b_i + g_i + alpha theta, and then g_i = grad L_i(theta_i), round after round."""
     data, H, b = squares(tiny, (6, 8, 7))
-    sim = full_batch(tiny, FedDyn(alpha=0.7, clip=None), data, epochs=80)
+    sim = full_batch(tiny, FedDyn(alpha=0.7, gradient_clip=None), data, epochs=80)
     for _ in range(3):
         theta, g, s = sim.server.state.row.clone(), sim.own.row.clone(), sim.server.state.tilt.clone()
         best = torch.linalg.solve(H + 0.7 * EYE, b + g + 0.7 * theta)
@@ -567,7 +567,7 @@ def test_feddyn_solved_exactly_keeps_the_gradient(tiny):
 def test_feddyn_of_large_alpha_does_not_move(tiny):
     """|theta_i - theta| <= |grad L_i(theta)| / alpha however long it trains (lr alpha = 1/2)."""
     data, H, b = squares(tiny, (6, 8, 7))
-    sim = full_batch(tiny, FedDyn(alpha=1e4, clip=None), data, epochs=100, lr=5e-5)
+    sim = full_batch(tiny, FedDyn(alpha=1e4, gradient_clip=None), data, epochs=100, lr=5e-5)
     theta = sim.init.row
     slope = torch.einsum("ijk,k->ij", H, theta) - b
     sim.round()
@@ -593,7 +593,7 @@ def away(w, theta):
 def test_feddyn_with_other_pulls_by_hand(tiny, power, pull):
     """w <- w - lr (grad - g_i + pull) with the gradient of alpha/2 |w - theta|, as PFLlib has it, or of
     -alpha <w, theta>, what FL-bench's program descends; all else is FedDyn's."""
-    sim = tiny.simulation(FedDyn(alpha=0.6, clip=None, norm_power=power), epochs=2)
+    sim = tiny.simulation(FedDyn(alpha=0.6, gradient_clip=None, norm_power=power), epochs=2)
     for _ in range(2):
         theta, g, s = sim.server.state.row.clone(), sim.own.row.clone(), sim.server.state.tilt.clone()
         ends = []
@@ -616,7 +616,7 @@ def test_feddyns_presets_are_the_programs_above():
 
 def test_feddyn_clips_each_step(tiny):
     """A step is at most lr * clip long; as in PyTorch, |g| + 1e-6 divides, which at |g| > 0.01 is 1e-4 at most."""
-    sim = rounds(tiny.simulation("feddyn:clip=0.001,alpha=2", steps=1), 1)
+    sim = rounds(tiny.simulation("feddyn:gradient_clip=0.001,alpha=2", steps=1), 1)
     assert_close(sim.own.row.norm(dim=1), torch.full((4,), 2 * 0.1 * 0.001, dtype=torch.float64), rtol=1e-4)
 
 

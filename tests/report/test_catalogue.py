@@ -1,10 +1,10 @@
-"""The catalogue says of every method and aggregator what its class says, in each of its forms."""
+"""The catalogue says of every method, aggregator and optimizer what its class says, in each of its forms."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from io import StringIO
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console, Group, RenderableType
@@ -13,12 +13,12 @@ from rich.table import Table
 from coterie import registry
 from coterie.aggregators.confree import ConFREE
 from coterie.contract.aggregator import Aggregator
-from coterie.contract.method import Method
 from coterie.errors import CoterieError
+from coterie.optimizers.sgd import SGD
 from coterie.options import options
 from coterie.report import catalogue
 
-METHODS, AGGREGATORS = registry.methods(), registry.aggregators()
+METHODS, AGGREGATORS, OPTIMIZERS = registry.methods(), registry.aggregators(), registry.optimizers()
 
 
 @dataclass(frozen=True)
@@ -62,27 +62,30 @@ def test_the_list_has_every_fact_of_every_class() -> None:
     for name, plug in AGGREGATORS.items():
         assert found.count(name) == 1
         assert {catalogue.headline(plug)[1].rstrip("."), str(plug().minimum), plug.cite} <= set(found)
-    assert "server_lr=1.0, mu=0.01" in found  # FedProx's, the first inherited
+    for name, step in OPTIMIZERS.items():
+        assert found.count(name) == 1
+        assert {catalogue.headline(step)[1].rstrip("."), catalogue.at_server(step), step.cite} <= set(found)
+    assert "mu=1.0, tau=0.5, projection_head=0" in found  # MOON's
     assert "faulty=1, chosen=none" in found  # Multi-Krum's, as the command line spells them
 
 
 def test_every_option_but_those_of_all_methods_is_listed_with_its_default() -> None:
     found = cells(catalogue.listing(118))
-    for cls in [*METHODS.values(), *AGGREGATORS.values()]:
+    for cls in [*METHODS.values(), *AGGREGATORS.values(), *OPTIMIZERS.values()]:
         names = [name for name in options(cls) if name not in ("aggregator", "validation", "printed")]
         assert ", ".join(names) in [", ".join(x.split("=")[0] for x in cell.split(", ")) for cell in found] or not names
 
 
 @pytest.mark.parametrize("width", [80, 118, 200])
 def test_the_list_and_every_page_fit_and_nothing_is_cut_off(width: int) -> None:
-    pages = [catalogue.page(cls(), width) for cls in [*METHODS.values(), *AGGREGATORS.values()]]
+    pages = [catalogue.page(cls(), width) for cls in [*METHODS.values(), *AGGREGATORS.values(), *OPTIMIZERS.values()]]
     for text in [printed(shown, width) for shown in [catalogue.listing(width), *pages]]:
         assert max(map(len, text.splitlines())) <= width
         assert "…" not in text
 
 
 def test_every_file_begins_with_its_name_and_a_line() -> None:
-    for cls in [*METHODS.values(), *AGGREGATORS.values()]:
+    for cls in [*METHODS.values(), *AGGREGATORS.values(), *OPTIMIZERS.values()]:
         title, line = catalogue.headline(cls)
         letters = "".join(filter(str.isalpha, title.lower()))
         assert letters[:5] == cls.name[:5]  # as in LG-FedAvg and lgfedavg, Norm clipping and normclip
@@ -95,8 +98,8 @@ def test_the_string_under_a_field_explains_the_option() -> None:
     assert catalogue.explained(Below) == {"a": "What a is, over two lines.", "c": "What c is."}
 
 
-def test_every_option_of_an_aggregator_is_explained() -> None:
-    for cls in AGGREGATORS.values():
+def test_every_option_of_an_aggregator_and_an_optimizer_is_explained() -> None:
+    for cls in [*AGGREGATORS.values(), *OPTIMIZERS.values()]:
         assert set(catalogue.explained(cls)) == set(options(cls))
 
 
@@ -124,38 +127,53 @@ def test_a_method_that_averages_nothing_offers_no_aggregator() -> None:
     assert "fedrep+confree" in printed(catalogue.page(METHODS["fedrep"](), 118), 118)
 
 
-def test_names_of_both_kinds_are_found() -> None:
+def test_a_page_says_what_a_server_optimizer_and_options_of_the_run_are_to_a_method() -> None:
+    page = " ".join(printed(catalogue.page(catalogue.find("fedper:lr=0.125,server=adam"), 118), 118).split())
+    assert "by any, as in fedper:server=adam" in page
+    assert "lr 0.125 Learning rate of local training." in page
+    assert "Training options may stand among a method's, for it alone: epochs, steps, batch, lr" in page
+    assert "by none, for its models split as it goes" in printed(catalogue.page(METHODS["cfl"](), 200), 200)
+    adam = " ".join(printed(catalogue.page(catalogue.find("adam"), 118), 118).split())
+    assert "at the server lr=0.01, beta2=0.99, eps=0.001, corrected=false" in adam
+
+
+def test_names_of_all_kinds_are_found() -> None:
     assert catalogue.find("FedRep") == METHODS["fedrep"]()
     assert catalogue.find("confree:official,c=0.2") == ConFREE(
         c=0.2, scope="per_tensor", projection="sequential_raw", solver="slsqp", rescale="square"
     )
-    assert not set(METHODS) & set(AGGREGATORS)  # else one would hide the other
+    assert catalogue.find("sgd(momentum=0.9)") == SGD(momentum=0.9)
+    names = [*METHODS, *AGGREGATORS, *OPTIMIZERS]
+    assert len(set(names)) == len(names)  # else one would hide the other
 
 
-@pytest.mark.parametrize(("given", "nearest"), [("fedfwe", "fedfew"), ("multikrm", "multikrum"), ("medain", "median")])
-def test_an_unknown_name_suggests_the_nearest_of_both_kinds(given: str, nearest: str) -> None:
-    with pytest.raises(CoterieError, match=f"unknown method or aggregator '{given}'; did you mean '{nearest}'"):
+@pytest.mark.parametrize(("given", "nearest"), [("fedfwe", "fedfew"), ("multikrm", "multikrum"), ("medain", "median"),
+                                                 ("adamx", "adam")])
+def test_an_unknown_name_suggests_the_nearest_of_all_kinds(given: str, nearest: str) -> None:
+    said = f"unknown method, aggregator or optimizer '{given}'; did you mean '{nearest}'"
+    with pytest.raises(CoterieError, match=said):
         catalogue.find(given)
 
 
 def test_markdown_has_a_row_and_a_section_for_each() -> None:
     lines = catalogue.markdown().splitlines()
-    for name in [*METHODS, *AGGREGATORS]:
+    for name in [*METHODS, *AGGREGATORS, *OPTIMIZERS]:
         assert len([line for line in lines if line.startswith(f"| [{name}](#{name}) |")]) == 1
         assert lines.count(f"### {name}") == 1
     families = {cls.family for cls in METHODS.values()}
-    assert len([line for line in lines if line.startswith("## ")]) == len(families) + 2  # the sections, aggregators
+    more = ["## Method by method", "## Aggregators", "## Optimizers"]
+    assert len([line for line in lines if line.startswith("## ")]) == len(families) + len(more)
 
 
-@pytest.mark.parametrize("name", [*METHODS, *AGGREGATORS])
+@pytest.mark.parametrize("name", [*METHODS, *AGGREGATORS, *OPTIMIZERS])
 def test_a_section_has_equation_defaults_presets_and_citation(name: str) -> None:
-    cls: type[Method] | type[Aggregator] = METHODS.get(name) or AGGREGATORS[name]
+    cls: type[Any] = {**METHODS, **AGGREGATORS, **OPTIMIZERS}[name]
     text = catalogue.section(cls)
     equation = (cls.__doc__ or "").strip().splitlines()[0].strip()
     assert f"```text\n{equation}\n" in text
     for option, value in catalogue.own_options(cls()).items():
         assert f"`{option}={value}`" in text
-    for preset in cls.presets:
+    for preset in getattr(cls, "presets", ()):
         assert f"`{name}:{preset}`" in text
     assert f"Citation: {cls.cite}." in text or not cls.cite
 

@@ -84,10 +84,10 @@ def test_methods_come_in_the_order_given_stage_by_stage() -> None:
 
 
 def test_only_fedavg_adapted_is_fine_tuned_fedavg() -> None:
-    names = ["fedavg:server_lr=0.5", "fedavg+median", "fedavgft"]
+    names = ["fedavg:server=sgd(lr=0.5)", "fedavg+median", "fedavgft"]
     lines = rows([result(name, [0.5], [0.6]) for name in names])
     assert [one.label for one in lines[3:]] == [
-        "fedavg:server_lr=0.5 + fine-tune", "fedavg+median + fine-tune", "fedavgft"
+        "fedavg:server=sgd(lr=0.5) + fine-tune", "fedavg+median + fine-tune", "fedavgft"
     ]
 
 

@@ -27,8 +27,8 @@ FEW = "fedfew:weigh=client,scale=false"
 
 
 def test_a_round_by_hand(tiny):
-    """FedAvg's server moves by server_lr times the noisy mean of the clipped updates, computed here from plain SGD."""
-    sim = tiny.simulation("fedavg:server_lr=0.5+private:sigma=0.3,clip=0.05", seed=4)
+    """FedAvg's server moves by lr times the noisy mean of the clipped updates, computed here from plain SGD."""
+    sim = tiny.simulation("fedavg:server=sgd(lr=0.5)+private:sigma=0.3,clip=0.05", seed=4)
     moves = []
     for client in range(sim.population):
         steps = tiny.steps_of(len(sim.federation.client(client, "train")[0]), 3)

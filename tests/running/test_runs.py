@@ -19,7 +19,7 @@ import coterie
 from coterie import registry
 from coterie.errors import CoterieError
 from coterie.evaluation.summary import chosen_round
-from coterie.options import respelled
+from coterie.registry import respelled
 from coterie.running import checkpoint
 from coterie.running.folder import Folder
 

@@ -321,8 +321,8 @@ def test_a_client_of_weight_zero_is_absent_even_if_it_diverged(tiny):
 
 
 def test_the_servers_learning_rate_leaves_counters_whole(tiny):
-    """Buffers are not directions: with server_lr = 0.5 the counter is still the largest client's."""
-    sim = tiny.simulation("fedavg:server_lr=0.5", "bn")
+    """Buffers are not directions: with a step of 0.5 the counter is still the largest client's."""
+    sim = tiny.simulation("fedavg:server=sgd(lr=0.5)", "bn")
     sim.round()
     assert buffers_of(sim, sim.server.state.row)[2].item() == 4
 

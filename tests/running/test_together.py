@@ -64,8 +64,8 @@ def test_a_sweep_over_every_number_of_a_method_gives_the_runs_alone(tiny, name):
 
 @pytest.mark.parametrize("specs", [
     ("fedprox:mu=0.1", "fedprox:mu=1"), ("ditto:personal_lr=0.1", "ditto:personal_lr=0.02"),
-    ("fedavgft:lr=0.1", "fedavgft:lr=0.01"), ("pfedme:inner_lr=0.01", "pfedme:inner_lr=0.02,lam=3"),
-    ("fedavg", "fedavg:server_lr=0.5", "fedavg+median"), ("fedfew:mu=0.01", "fedfew:mu=0.1"),
+    ("fedavgft:finetune_lr=0.1", "fedavgft:finetune_lr=0.01"), ("pfedme:inner_lr=0.01", "pfedme:inner_lr=0.02,lam=3"),
+    ("fedavg", "fedavg:server=sgd(lr=0.5)", "fedavg+median"), ("fedfew:mu=0.01", "fedfew:mu=0.1"),
 ])
 def test_sweeps_that_are_one_stack(tiny, specs):
     """A pull, a learning rate, a step's own number, the server's numbers and the aggregator: all in one stack."""
@@ -308,7 +308,7 @@ def test_runs_beyond_the_room_wait_for_the_next_stack(tmp_path, monkeypatch):
 
 def test_kin_are_methods_that_differ_in_numbers_and_aggregator_only():
     same = [("fedprox:mu=0.1", "fedprox:mu=2+median"), ("fedfew", "fedfew:mu=1"), ("fedrod", "fedrod+confree")]
-    other = [("fedfew:models=2", "fedfew:models=3"), ("fedavg", "fedprox"), ("fedavgft", "fedavgft:lr=0.1"),
+    other = [("fedfew:models=2", "fedfew:models=3"), ("fedavg", "fedprox"), ("fedavgft", "fedavgft:finetune_lr=0.1"),
              ("fedrod", "fedrod:gamma=0.5"), ("fedfew", "fedfew:official")]
     for one, two in same:
         assert together.kin(registry.method(one)) == together.kin(registry.method(two))

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from coterie.running.schedules import FACTORS, Schedule, factor
+from coterie.contract.schedules import FACTORS, Schedule, factor
 
 
 def test_every_name_has_its_function():
