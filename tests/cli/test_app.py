@@ -13,7 +13,7 @@ BAD = {
     "unknown command": (["runn", "fedfew"], "unknown command 'runn'; did you mean 'run'? `coterie --help`"),
     "unknown method": (["run", "fedfwe"], "did you mean 'fedfew'"),
     "unknown preset": (["run", "fedfew:oficial"], "did you mean 'official'"),
-    "unknown page": (["methods", "fedfwe"], "unknown method or aggregator 'fedfwe'; did you mean 'fedfew'"),
+    "unknown page": (["methods", "fedfwe"], "unknown method, aggregator or optimizer 'fedfwe'; did you"),
     "unknown aggregator's page": (["methods", "cnfree"], "did you mean 'confree'"),
     "unknown option of an aggregator": (["methods", "confree:d=1"], "option of confree"),
     "unknown dataset": (["run", "fedavg", "--data", "digit"], "did you mean 'digits'"),

@@ -129,4 +129,4 @@ def test_the_equation_of_a_method_is_a_formula() -> None:
 def test_a_page_of_the_site_marks_formulas() -> None:
     page = catalogue.leaf(registry.methods()["ditto"])
     assert "```equation\nv_i <- v_i - lr (grad + lam (v_i - theta)) stays with its client;\ntheta is FedAvg's" in page
-    assert r"\(v_i\) starts at \(theta\) and takes `epochs` local epochs a round" in page
+    assert r"\(v_i\) starts at \(theta\) and takes `personal_epochs` local epochs a round" in page
