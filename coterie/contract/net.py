@@ -64,6 +64,13 @@ def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs.reshape(y.shape) - y).square().flatten(1).mean(1) if y.ndim > 1 else (outputs[:, 0] - y).square()
 
 
+def loss_name(loss: PerSample) -> str:
+    """What people call a loss: a user's by the name of its function, `huber_loss` is `huber loss`."""
+    known: dict[PerSample, str] = {cross_entropy: "cross-entropy", squared_error: "MSE"}
+    name: str = getattr(loss, "__name__", type(loss).__name__)
+    return known.get(loss, "loss" if name in ("<lambda>", "partial") else name.strip("_").replace("_", " "))
+
+
 @dataclass(frozen=True)
 class Task:
     """What is predicted: `classes` scores (0 for regression) and the loss of each sample."""

@@ -350,7 +350,8 @@ class Rounds:
             return
         self.history.append(scores.evaluation(t, prefix, found, self.job.classes))
         if self.folder is not None:
-            self.folder.append_evaluation(self.history[-1])
+            names = sorted(self.numbers, key=self.numbers.__getitem__)
+            self.folder.append_evaluation(self.history[-1], names)
 
     def _config(self) -> dict[str, Any]:
         return {

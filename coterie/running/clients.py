@@ -16,12 +16,14 @@ from coterie.contract import records
 from coterie.contract.cohort import Cohort, Init, LocalTraining, Members
 from coterie.contract.engine import Engine, FloatArray, IntArray
 from coterie.contract.method import Method
+from coterie.contract.metric import Scored
 from coterie.contract.net import PerSample, Task
 from coterie.contract.records import Record, Upload
 from coterie.data import Federation
 from coterie.engine import choose
 from coterie.engine.arithmetic import Arithmetic
 from coterie.errors import CoterieError
+from coterie.evaluation.measures import Measures
 from coterie.evaluation.stages import ADAPTED, SEEN
 from coterie.running.training import Training
 
@@ -60,6 +62,9 @@ class Clients:
                 precision=training.precision, kernels=training.kernels, capture=training.capture, batch=training.batch,
                 several=self.population > 1, earlier=choices,
             )
+        task = self.engine.net.task
+        self.measures = Measures.of(training.metric, training.watch, task, tuple(self.federation.y.shape[1:]))
+        self.scored = Scored(self.measures.further)
         self._names = streams.integers("client", self.federation.names)
         self._histogram = self.federation.histogram("train")  # [clients, classes]
 
@@ -79,6 +84,7 @@ class Clients:
         return Cohort(self.engine, Members(
             places=ids, numbers=ids + self.first, names=self._names[ids], histogram=self._histogram[ids], round=t,
             local=local or planned, inits=(self.init,), pace=pace, frozen_buffers=training.buffers == "server",
+            scored=self.scored,
         ))
 
     def receive(self, payload: Record, own: Tensor) -> Record:
@@ -125,7 +131,10 @@ class Clients:
 # -- what clients compute: `function(method, cohort, *records)`, see `running.together` -------------------------------
 
 Measured = tuple[dict[str, Tensor], dict[str, Tensor], IntArray]
-"""One stage of some clients: metrics `[C]` on test and on validation data, and the steps spent on the model `[C]`."""
+"""One stage of some clients: metrics `[C]` on test and on validation data, and the steps spent on the model `[C]`.
+
+With the former are the sums that the cohort's `scored` says to keep.
+"""
 
 
 def introduce(method: Method, cohort: Cohort, hello: Record) -> Upload:
@@ -164,9 +173,11 @@ def score(method: Method, cohort: Cohort, payload: Record, mine: Record) -> dict
 def score_rows(cohort: Cohort, row: Tensor) -> dict[str, Measured]:
     """The stages `served` and `adapted` of the rows `[C, D]` that clients use."""
     found: dict[str, Measured] = {}
+    scored = cohort.members.scored
     for stage in SEEN:
         row = cohort.train(row) if stage == ADAPTED else row
-        found[stage] = (cohort.measure(row, "test"), cohort.measure(row, "val"), cohort.spent)
+        test = cohort.score(row, "test", scored.metrics, scored.kept)
+        found[stage] = (test, cohort.score(row, "val", scored.metrics), cohort.spent)
     return found
 
 

@@ -81,6 +81,11 @@ class Training:
     another (off); auto joins them where the model is small enough for it to pay."""
     checkpoint_every: int = 10
     """Rounds between checkpoints."""
+    metric: str = "auto"
+    """What decides the reported round, the early stop and the verdict: auroc, top_k(k=3), ... or mine.py:Mine. auto is
+    the accuracy where there are classes, else the loss."""
+    watch: tuple[str, ...] = ()
+    """Further metrics that are computed and stored for every client."""
 
     def __post_init__(self) -> None:
         for name, lowest in (("rounds", 0), ("epochs", 0), ("batch", 0), ("evaluate_every", 1), ("patience", 0),
