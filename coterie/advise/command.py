@@ -41,7 +41,7 @@ def run(
     try:
         pilot = advise(
             experiment.factory(federation), federation, newcomers=often, objective=goal, budget=budget, rounds=rounds,
-            seeds=seeds, head=experiment.head, tell=tell, watch=watch, **training,
+            seeds=seeds, head=experiment.head, tell=tell, watch=[watch, *training.pop("watch")], **training,
         )
     except Interrupted:
         raise KeyboardInterrupt from None  # there is nothing to resume

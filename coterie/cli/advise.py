@@ -12,11 +12,13 @@ from coterie.cli.arguments import (
     ConfigOption,
     DataOption,
     HeadOption,
+    MetricOption,
     ModelOption,
     OutOption,
     PartitionOption,
     PathArgument,
     SetOption,
+    WatchOption,
     either,
     experiment_of,
 )
@@ -42,7 +44,8 @@ def advise_command(
     objective: Annotated[
         str, typer.Option("--objective", help="What counts: the mean client or the worst tenth (worst).")
     ] = "mean",
-    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+    metric: MetricOption = None, watch: WatchOption = None, settings: SetOption = None,
+    config: ConfigOption = None, out: OutOption = None,
 ) -> None:
     """Say which kind of method fits these clients.
 
@@ -51,7 +54,8 @@ def advise_command(
     from coterie.advise import command as pilots
 
     experiment = experiment_of(
-        config, either(path, data), partition, clients, unseen, model, head, None, settings or [], ()
+        config, either(path, data), partition, clients, unseen, model, head, None, settings or [], (),
+        metric=metric, watch=watch,
     )
     with console.status("pilot") as shown:
         pilot, go_on = pilots.run(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from coterie import streams
 from coterie.contract import records
-from coterie.contract.cohort import Cohort, Init, LocalTraining, Members
+from coterie.contract.cohort import BOUND, Cohort, Init, LocalTraining, Members
 from coterie.contract.engine import Engine, FloatArray, IntArray
 from coterie.contract.method import Method
 from coterie.contract.metric import Scored
@@ -177,7 +177,8 @@ def score_rows(cohort: Cohort, row: Tensor) -> dict[str, Measured]:
     for stage in SEEN:
         row = cohort.train(row) if stage == ADAPTED else row
         test = cohort.score(row, "test", scored.metrics, scored.kept)
-        found[stage] = (test, cohort.score(row, "val", scored.metrics), cohort.spent)
+        val = cohort.score(row, "val", scored.metrics)
+        found[stage] = (test, {n: t for n, t in val.items() if not n.endswith(BOUND)}, cohort.spent)
     return found
 
 

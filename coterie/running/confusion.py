@@ -8,7 +8,8 @@ only the others are listed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import CoterieError
+from coterie.evaluation.score import Evaluation
+from coterie.evaluation.stages import basis
+from coterie.evaluation.summary import chosen_round
 from coterie.metrics.confusion import ByLabelAndAnswer
 
 FILE = "confusion.jsonl"
@@ -35,6 +39,39 @@ class Confusion(NamedTuple):
     classes: tuple[str, ...]
     """The classes' names; their numbers where they have none."""
     round: int
+
+
+class Matrices:
+    """Those of a run that goes on: of the evaluation that is best so far on validation data, and of the last one."""
+
+    def __init__(self, write: Callable[[str, int, Counts], None] | None = None) -> None:
+        """`write(stage, t, counts)` appends to a run folder's record; what it took is not held here."""
+        self._write = write
+        self.held: dict[tuple[str, int], Counts] = {}
+
+    def keep(self, found: Evaluation, history: Sequence[Evaluation]) -> None:
+        """The counts of an evaluation, the last of the history; earlier ones go unless they are the best."""
+        best = {stage: chosen_round(history, basis(stage)) for stage in found.stages}
+        self.held = {key: counts for key, counts in self.held.items() if best.get(key[0], key[1]) == key[1]}
+        for stage, scores in found.stages.items():
+            if scores.confusion is None:
+                continue
+            if self._write is not None and best[stage] == found.round:
+                self._write(stage, found.round, scores.confusion)
+            else:
+                self.held[stage, found.round] = scores.confusion
+
+    def end(self) -> None:
+        """Write those of the last evaluation where they were not the best; before a checkpoint that counts them."""
+        if self._write is not None:
+            for (stage, t), counts in self.held.items():
+                self._write(stage, t, counts)
+            self.held = {}
+
+
+def without(found: Evaluation) -> Evaluation:
+    """The evaluation without its matrices, which would fill the memory of a long run."""
+    return replace(found, stages={stage: replace(scores, confusion=None) for stage, scores in found.stages.items()})
 
 
 def class_names(recipe: Mapping[str, Any], classes: int) -> tuple[str, ...]:

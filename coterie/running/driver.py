@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from coterie import registry
@@ -12,10 +12,10 @@ from coterie.data import Federation
 from coterie.data.churn import NEVER
 from coterie.errors import Interrupted
 from coterie.evaluation.score import Evaluation
-from coterie.evaluation.stages import SERVED, basis
-from coterie.evaluation.summary import chosen_round, validation_score
+from coterie.evaluation.stages import SERVED
+from coterie.evaluation.summary import validation_score
 from coterie.running import checkpoint
-from coterie.running.confusion import Counts
+from coterie.running.confusion import Matrices, without
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 from coterie.running.simulation import Simulation
@@ -53,7 +53,7 @@ class Driver:
     def _open(self) -> None:
         """Begin the records, or read those that a checkpoint goes with."""
         self.history: list[Evaluation] = []
-        self.matrices: dict[tuple[str, int], Counts] = {}  # of the best and the last evaluation, unless written
+        self.matrices = Matrices(None if self.folder is None else self.folder.append_confusion)
         self.rounds: list[dict[str, Any]] = []
         if self.folder is None:
             return
@@ -74,20 +74,20 @@ class Driver:
             yield from self._evaluate_when_due()
             done = simulation.rounds_done == self.training.rounds or self._patience_is_over()
             if done:
-                self._write_last_matrices()
+                self.matrices.end()
             if done or stopped() or simulation.rounds_done % self.training.checkpoint_every == 0:
                 self._save()
             if stopped() and not done:
                 raise Interrupted
         if self.history[-1].round != simulation.rounds_done:
             yield from self._evaluate()
-        self._write_last_matrices()
+        self.matrices.end()
         self._save()
         result = Result(
             self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
             sum(r["seconds"] for r in self.rounds), simulation.method.printed, simulation.federation.names,
             self.folder.path if self.folder else None, self.kept, _arrivals(simulation.federation),
-            simulation.class_names, self.matrices,
+            simulation.class_names, self.matrices.held,
         )
         if self.folder is not None:
             found = simulation.models()
@@ -114,32 +114,12 @@ class Driver:
 
     def _evaluate(self) -> Course[None]:
         found = yield from self.simulation.evaluating()
-        plain = {stage: replace(scores, confusion=None) for stage, scores in found.stages.items()}
-        self.history.append(Evaluation(found.round, plain))
+        self.history.append(without(found))
         if self.folder is not None:
             federation = self.simulation.federation
             self.folder.append_evaluation(self.history[-1], federation.names, _arrivals(federation))
-        self._keep_matrices(found)
+        self.matrices.keep(found, self.history)
         yield from self._tell()
-
-    def _keep_matrices(self, found: Evaluation) -> None:
-        """The confusion counts of this evaluation; those of earlier ones go unless they are the best so far."""
-        best = {stage: chosen_round(self.history, basis(stage)) for stage in found.stages}
-        self.matrices = {(stage, t): counts for (stage, t), counts in self.matrices.items() if t == best[stage]}
-        for stage, scores in found.stages.items():
-            if scores.confusion is None:
-                continue
-            if self.folder is not None and best[stage] == found.round:
-                self.folder.append_confusion(stage, found.round, scores.confusion)
-            else:
-                self.matrices[stage, found.round] = scores.confusion
-
-    def _write_last_matrices(self) -> None:
-        """Those of the last evaluation, where they were not the best; before the last checkpoint, which counts them."""
-        if self.folder is not None:
-            for (stage, t), counts in self.matrices.items():
-                self.folder.append_confusion(stage, t, counts)
-            self.matrices = {}
 
     def _tell(self) -> Course[None]:
         if self.history:

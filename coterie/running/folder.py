@@ -17,7 +17,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -112,13 +112,19 @@ class Folder:
         self._append("metrics.jsonl", json.dumps({"kind": "round", **record}) + "\n")
 
     def append_evaluation(
-        self, evaluation: Evaluation, names: Sequence[str], arrives: Sequence[int] = ()
+        self, evaluation: Evaluation, names: Sequence[str], arrives: Sequence[int] = (),
+        pooled: Mapping[str, Any] | None = None,
     ) -> None:
-        """`names` are the clients', by number, and `arrives` the rounds in which they arrived, with churn."""
+        """`names` are the clients', by number, and `arrives` the rounds in which they arrived, with churn.
+
+        `pooled` are metrics on all clients' samples together, by stage, where they are known.
+        """
         stages = {name: {"metric": s.metric, **asdict(summarise(s))} for name, s in evaluation.stages.items()}
-        record = {"kind": "evaluation", "round": evaluation.round, "stages": stages}
+        record: dict[str, Any] = {"kind": "evaluation", "round": evaluation.round, "stages": stages}
         if arrives:
             record["newcomers"] = since_arrival(evaluation, arrives)
+        if pooled:
+            record["pooled"] = pooled
         self._append("metrics.jsonl", json.dumps(record) + "\n")
         text = StringIO()
         writer = csv.writer(text, lineterminator="\n")

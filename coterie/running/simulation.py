@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie import memory
 from coterie.contract import records
 from coterie.contract.algebra import between
-from coterie.contract.cohort import BOUND, Cohort, Init, LocalTraining
+from coterie.contract.cohort import Cohort, Init, LocalTraining
 from coterie.contract.engine import FloatArray, IntArray
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
@@ -364,10 +364,8 @@ class Simulation(Clients):
         chosen = {name: t.double().cpu().numpy() for name, t in records.concatenate(val).items()}
         counts = seen.pop(CONFUSION, None)
         has_val = self.engine.sizes(ids, "val") > 0
-        held = {
-            name: np.where(has_val, t, np.nan)
-            for name, t in self.measures.columns(chosen, self.class_names).items() if not name.endswith(BOUND)
-        }
+        known = self.measures.columns(chosen, self.class_names)
+        held = {name: np.where(has_val, t, np.nan) for name, t in known.items()}
         return Scores(
             ids, self.engine.sizes(ids, "test"), np.concatenate(spent), self.measures.columns(seen, self.class_names),
             held, self.measures.scale, None if counts is None else counts.astype(np.int64),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from coterie import files
 from coterie.errors import CoterieError
 from coterie.running.schedules import FACTORS, Schedule
 
@@ -88,6 +89,8 @@ class Training:
     """Further metrics that are computed and stored for every client."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "metric", whole_path(self.metric))
+        object.__setattr__(self, "watch", tuple(whole_path(spec) for spec in self.watch))
         for name, lowest in (("rounds", 0), ("epochs", 0), ("batch", 0), ("evaluate_every", 1), ("patience", 0),
                              ("wave", 0), ("checkpoint_every", 1), ("seed", 0)):
             if getattr(self, name) < lowest:
@@ -102,6 +105,17 @@ class Training:
             if not 0 <= getattr(self, name) < 1:
                 raise CoterieError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The spellings of all that are computed, the one that decides first."""
+        return (self.metric, *self.watch)
+
     def lr_at(self, round: int) -> float:
         """The learning rate of a round."""
         return self.lr * FACTORS[self.schedule](round, self.rounds, self.decay)
+
+
+def whole_path(spec: str, folder: str = "") -> str:
+    """`mine.py:Gmean(p=2)` with the file's whole path, seen from a folder; other spellings as they are."""
+    name, opened, rest = spec.partition("(")
+    return f"{files.resolved(f'{folder}/{name}' if folder and files.IN_FILE.match(name) else name)}{opened}{rest}"
