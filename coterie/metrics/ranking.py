@@ -2,7 +2,7 @@
 
 The score of class k is its log-odds against the rest, log(p_k / (1 - p_k)) with p the softmax of the outputs z: of two
 classes z_1 - z_0, of more z_k - log sum_(j != k) exp(z_j). Scores are counted in BINS bins, narrow near 0, where most
-calibrated scores lie: their borders are equally spaced in asinh(score / 2), and everything beyond -400 and 400 is
+calibrated scores lie: their borders are equally spaced in asinh(score / 2), and everything beyond -100 and 100 is
 in the outermost ones. Whatever the order inside a bin, a bound for the error follows from the counts alone.
 """
 
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from coterie.contract.metric import Metric
 
-BINS = 2048
+BINS = 4096
 NARROW = 2.0
-"""Up to scores of about this size bins are equally wide, 0.012; beyond, their width grows with the score."""
-REACH = math.asinh(400 / NARROW)
+"""Up to scores of about this size bins are equally wide, 0.0045; beyond, their width grows with the score."""
+REACH = math.asinh(100 / NARROW)
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ class R2(Metric):
 
 def _paired(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and targets as float64 `[B, targets]`."""
-    answer = outputs.reshape(y.shape) if y.ndim > 1 else outputs[:, :1]
-    return answer.double().reshape(len(y), -1), y.double().reshape(len(y), -1)
+    target = y.double().flatten(1) if y.ndim > 1 else y.double()[:, None]
+    return outputs.double().flatten(1)[:, : target.shape[1]], target
 
 
 def _summed(values: Tensor, weight: Tensor) -> Tensor:
