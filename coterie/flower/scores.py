@@ -121,8 +121,9 @@ class Listener:
             flat = torch.zeros(math.prod(shape), dtype=torch.float64)
             try:
                 places, values = named[name]["places"], named[name]["values"]
-                if not all(_count(place) for place in places) or not all(_real(value) for value in values):
-                    raise ValueError("no numbers")
+                sound = all(_real(value) and (name != CONFUSION or value >= 0) for value in values)
+                if not sound or not all(_count(place) for place in places):
+                    raise ValueError("these are no counts" if name == CONFUSION else "these are no numbers")
                 flat[torch.tensor(places, dtype=torch.int64)] = torch.tensor(values, dtype=torch.float64)
             except (LookupError, TypeError, ValueError, RuntimeError) as reason:
                 raise CoterieError(f"the sum {name} of {stage} is no list of places and values ({reason}).") from reason
