@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 PAGE = HERE / "architecture.md"
 ROOT = Path(coterie.__file__).parent
 LANES = ("cli", "flower", "report", "serving", "running", "evaluation", "engine", "data", "registry", "methods",
-         "aggregators", "models", "privacy", "contract")
+         "aggregators", "metrics", "models", "privacy", "contract")
 """Packages from above to below, as imports go; those a walk does not touch are left out."""
 WORDS = ("coterie", "errors", "streams", "files", "options", "memory")
 """Top-level modules that everything uses like a part of the language; they are no stations of a walk."""
