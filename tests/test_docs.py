@@ -222,8 +222,8 @@ def test_the_page_of_methods_is_what_the_code_generates():
 def test_the_page_of_metrics_has_every_metric_as_its_docstring_says():
     text = (ROOT / "docs" / "metrics.md").read_text()
     for name, cls in registry.metrics().items():
-        way = "higher" if cls.higher else "lower"
-        assert f"**{name}** ({way} is better).\n\n```text\n{inspect.getdoc(cls)}\n```\n\nA constant answer scores" in text
+        head = f"**{name}** ({'higher' if cls.higher else 'lower'} is better)."
+        assert f"{head}\n\n```text\n{inspect.getdoc(cls)}\n```\n\nA constant answer scores" in text
 
 
 def test_the_page_of_options_is_what_the_code_generates():

@@ -24,7 +24,7 @@ class ByLabelAndAnswer(Tally):
 
 
 @dataclass(frozen=True)
-class OfClasses(Metric):
+class _OfClasses(Metric):
     """Base of metrics of `right`, `labels` and `answers`, samples by class `[classes]`."""
 
     percent = True
@@ -46,7 +46,7 @@ class OfClasses(Metric):
 
 
 @dataclass(frozen=True)
-class Recall(OfClasses):
+class Recall(_OfClasses):
     """Of each class k, the share of its samples that are answered with it: right_k / labels_k; NaN without any."""
 
     by_class = True
@@ -56,7 +56,7 @@ class Recall(OfClasses):
 
 
 @dataclass(frozen=True)
-class BalancedAccuracy(OfClasses):
+class BalancedAccuracy(_OfClasses):
     """mean over the classes k that a client's samples have of right_k / labels_k: each class counts the same."""
 
     name = "balanced_accuracy"
@@ -66,7 +66,7 @@ class BalancedAccuracy(OfClasses):
 
 
 @dataclass(frozen=True)
-class F1(OfClasses):
+class F1(_OfClasses):
     """mean over the classes k that are labels or answers of F_k = 2 right_k / (labels_k + answers_k): macro F1."""
 
     title = "macro F1"
@@ -76,7 +76,7 @@ class F1(OfClasses):
 
 
 @dataclass(frozen=True)
-class WeightedF1(OfClasses):
+class WeightedF1(_OfClasses):
     """sum over classes k of labels_k F_k / sum over k of labels_k: F1, each class by its samples."""
 
     name = "weighted_f1"

@@ -24,7 +24,7 @@ REACH = math.asinh(100 / NARROW)
 
 
 @dataclass(frozen=True)
-class OfRanks(Metric):
+class _OfRanks(Metric):
     """Base of metrics of `histogram [scores, BINS, 2]`: samples of other classes and of the class, by its log-odds.
 
     With two classes there is one score, of class 1; with more, one a class against the rest. The value is the mean
@@ -70,7 +70,7 @@ class OfRanks(Metric):
 
 
 @dataclass(frozen=True)
-class AUROC(OfRanks):
+class AUROC(_OfRanks):
     """P(score of a sample of the class > that of another) + P(equal) / 2, those of one bin taken as equal.
 
     Bound: sum over bins b of pos_b neg_b / (2 pos neg), half the pairs whose order the bins do not know.
@@ -86,7 +86,7 @@ class AUROC(OfRanks):
 
 
 @dataclass(frozen=True)
-class AveragePrecision(OfRanks):
+class AveragePrecision(_OfRanks):
     """sum over thresholds n of (recall_n - recall_(n-1)) precision_n, one threshold a bin.
 
     Bound: how far the value moves when the samples inside bins are ordered, or tied, as well or as badly as possible.
