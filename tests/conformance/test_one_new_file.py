@@ -228,8 +228,9 @@ def test_a_metric_in_a_file_of_its_own_decides_and_is_needed_for_the_training_al
     (tmp_path / "elsewhere").mkdir()
     assert command("resume", tmp_path / "out", cwd=tmp_path / "elsewhere").returncode == 0
     (tmp_path / "mine.py").unlink()
-    shown = command("show", "out")
-    assert shown.returncode == 0, shown.stderr
+    for words in (["show", "out"], ["export", "out", "--client", "0", "-o", "model.safetensors"]):
+        done = command(*words)
+        assert done.returncode == 0, done.stderr
     again = command("run", "fedavg", *chosen, "--out", "other")
     assert again.returncode == 2
     assert "to take the metric WorstRecall from" in again.stderr
