@@ -17,14 +17,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch", "Clustered", "Cohort", "CoterieError", "Each", "Federation", "FewModels", "Given", "Init", "Layout",
-    "Method", "Model", "Models", "Net", "Nothing", "Personal", "Record", "Result", "Training", "Upload", "Uploads",
-    "compare", "enrol", "experiment", "pick", "run",
+    "Method", "Metric", "Model", "Models", "Net", "Nothing", "Personal", "Record", "Result", "Training", "Upload",
+    "Uploads", "compare", "enrol", "experiment", "pick", "run",
 ]
 
 if TYPE_CHECKING:  # what `_PLACES` says, for readers that do not run the code
     from coterie.contract.cohort import Cohort, Init
     from coterie.contract.layout import Layout
     from coterie.contract.method import Method, Uploads, enrol, pick
+    from coterie.contract.metric import Metric
     from coterie.contract.net import Batch, Given, Net
     from coterie.contract.records import Each, Model, Models, Nothing, Record, Upload
     from coterie.contract.shapes import Clustered, FewModels, Personal
@@ -42,6 +43,7 @@ else:
         "coterie.contract.cohort": ("Cohort", "Init"),
         "coterie.contract.layout": ("Layout",),
         "coterie.contract.method": ("Method", "Uploads", "enrol", "pick"),
+        "coterie.contract.metric": ("Metric",),
         "coterie.contract.net": ("Batch", "Given", "Net"),
         "coterie.contract.records": ("Each", "Model", "Models", "Nothing", "Record", "Upload"),
         "coterie.contract.shapes": ("Clustered", "FewModels", "Personal"),

@@ -63,6 +63,11 @@ def convert(value: Any, hint: Any, what: str) -> Any:
         if value is None or (isinstance(value, str) and value.lower() == "none"):
             return None
         return convert(value, next(h for h in get_args(hint) if h is not type(None)), what)
+    if origin is tuple:
+        items = pieces(value) if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise CoterieError(f"{what} must be a list, not '{value}'.")
+        return tuple(convert(item, get_args(hint)[0], f"an entry of {what}") for item in items)
     try:
         if hint is bool:
             return _truth(value)
@@ -83,7 +88,9 @@ def convert(value: Any, hint: Any, what: str) -> Any:
 
 
 def spelled(value: Any) -> str:
-    """A value as the command line spells it: true, false and none in lower case."""
+    """A value as the command line spells it: true, false and none in lower case, several with commas between."""
+    if isinstance(value, tuple):
+        return ",".join(map(spelled, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

@@ -36,9 +36,10 @@ OPTIMIZERS = {"optimizer": False, "server": True}
 
 
 def _defined(module: ModuleType, base: type[V]) -> dict[str, type[V]]:
-    """The classes a module defines itself, by their `name`."""
+    """The classes a module defines itself, by their `name`; one that begins with `_` is a base of others."""
     found = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, base) and v is not base]
-    return {v.name: v for v in found if v.__module__ == module.__name__}  # type: ignore[attr-defined]
+    own = [v for v in found if v.__module__ == module.__name__ and not v.__name__.startswith("_")]
+    return {v.name: v for v in own}  # type: ignore[attr-defined]
 
 
 @cache

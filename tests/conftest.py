@@ -152,9 +152,10 @@ def agree(apart, joined, tolerance=1e-12):
         assert scores.stages.keys() == theirs.stages.keys()
         for stage, mine in scores.stages.items():
             np.testing.assert_array_equal(mine.steps, theirs.stages[stage].steps)
-            for name in mine.test:
-                np.testing.assert_allclose(mine.test[name], theirs.stages[stage].test[name], rtol=1e-9)
-                np.testing.assert_allclose(mine.val[name], theirs.stages[stage].val[name], rtol=1e-9)
+            for here, there in ((mine.test, theirs.stages[stage].test), (mine.val, theirs.stages[stage].val)):
+                assert here.keys() == there.keys()
+                for name, values in here.items():
+                    np.testing.assert_allclose(values, there[name], rtol=1e-9)
 
 
 def seen_clients(sim):

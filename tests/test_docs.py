@@ -219,6 +219,13 @@ def test_the_page_of_methods_is_what_the_code_generates():
     assert page == catalogue.markdown(), f"run `{catalogue.COMMAND}`"
 
 
+def test_the_page_of_metrics_has_every_metric_as_its_docstring_says():
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    for name, cls in registry.metrics().items():
+        head = f"**{name}** ({'higher' if cls.higher else 'lower'} is better)."
+        assert f"{head}\n\n```text\n{inspect.getdoc(cls)}\n```\n\nA constant answer scores" in text
+
+
 def test_the_page_of_options_is_what_the_code_generates():
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert catalogue.OPTIONS_COMMAND in page.partition("\n")[0]

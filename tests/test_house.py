@@ -33,6 +33,7 @@ WHOLE = {
     "engine/": "test_cuda",
     "flower/": "test_conformance test_faults test_old_folders test_real",
     "optimizers/": "test_optimizers",
+    "metrics/": "test_metrics",
     "methods/": "test_aggregation test_decoupled test_reductions test_regularised test_size test_words",
     "models/": "test_models test_more_models test_user_models",
     "presets/": "test_presets",

@@ -41,8 +41,8 @@ def run(
     try:
         pilot = advise(
             experiment.factory(federation), federation, newcomers=often, objective=goal, budget=budget, rounds=rounds,
-            seeds=seeds, head=experiment.head, loss=experiment.spec(federation).own_loss(), tell=tell, watch=watch,
-            **training,
+            seeds=seeds, head=experiment.head, loss=experiment.spec(federation).own_loss(), tell=tell,
+            watch=[watch, *training.pop("watch")], **training,
         )
     except Interrupted:
         raise KeyboardInterrupt from None  # there is nothing to resume

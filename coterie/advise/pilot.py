@@ -16,10 +16,10 @@ from coterie.contract.method import Method
 from coterie.contract.net import PerSample
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.evaluation.constant import guess
 from coterie.evaluation.score import Scores
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import summarise
+from coterie.metrics.accuracy import Accuracy
 from coterie.options import build
 from coterie.running import runs
 from coterie.running.clients import ModelLike
@@ -65,7 +65,7 @@ class Pilot:
 def advise(
     model: ModelLike, federation: Federation, *, newcomers: Newcomers = "some", objective: Objective = "mean",
     budget: float = 180.0, rounds: int | None = None, seeds: int = 2, head: str | None = None,
-    loss: PerSample | None = None, tell: Callable[[str], None] = lambda text: None, watch: runs.Watch | None = None,
+    loss: PerSample | None = None, tell: Callable[[str], None] = lambda text: None, watch: runs.Watched = (),
     **training: Any,
 ) -> Pilot:
     """Run the pilot on a federation and decide. Its unseen clients play the newcomers.
@@ -115,7 +115,7 @@ def constant(federation: Federation) -> Array | None:
     that train. None for targets."""
     if not federation.classes:
         return None
-    return guess(*(federation.histogram(split)[federation.seen] for split in ("train", "val")))
+    return Accuracy().constant(*(federation.histogram(split)[federation.seen] for split in ("train", "val")))
 
 
 def candidates(results: Sequence[Result], federation: Federation) -> tuple[Candidate, ...]:

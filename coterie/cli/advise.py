@@ -13,11 +13,13 @@ from coterie.cli.arguments import (
     DataOption,
     HeadOption,
     LossOption,
+    MetricOption,
     ModelOption,
     OutOption,
     PartitionOption,
     PathArgument,
     SetOption,
+    WatchOption,
     either,
     experiment_of,
 )
@@ -43,7 +45,8 @@ def advise_command(
     objective: Annotated[
         str, typer.Option("--objective", help="What counts: the mean client or the worst tenth (worst).")
     ] = "mean",
-    settings: SetOption = None, config: ConfigOption = None, out: OutOption = None,
+    metric: MetricOption = None, watch: WatchOption = None, settings: SetOption = None,
+    config: ConfigOption = None, out: OutOption = None,
 ) -> None:
     """Say which kind of method fits these clients.
 
@@ -53,7 +56,7 @@ def advise_command(
 
     experiment = experiment_of(
         config, either(path, data), partition, clients, unseen, model, head, None, settings or [], (),
-        loss=loss,
+        loss=loss, metric=metric, watch=watch,
     )
     with console.status("pilot") as shown:
         pilot, go_on = pilots.run(

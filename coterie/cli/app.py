@@ -59,11 +59,25 @@ class Command(TyperCommand):
             if isinstance(one, TyperArgument) and not one.help:
                 one.help = hints[one.name].__metadata__[0].help
 
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, each_watched(args) if "--watch" in args else args)
+
     def format_arguments(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Nothing: typer lists them with the options, and click would list them again."""
 
     def get_help(self, ctx: Context) -> str:
         return super().get_help(ctx).replace("\\[", "[")
+
+
+def each_watched(args: list[str]) -> list[str]:
+    """`--watch f1 auroc` as click reads it, `--watch f1 --watch auroc`: words that follow and name metrics."""
+    from coterie.registry import metrics  # late: PyTorch, which `coterie --help` need not wait for
+
+    found: list[str] = []
+    for word in args:
+        follows = found[-2:-1] == ["--watch"] and word.partition("(")[0].lower() in metrics()
+        found += ["--watch", word] if follows else [word]
+    return found
 
 
 command = partial(app.command, cls=Command)

@@ -60,6 +60,15 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="name=value, repeatable: lr=0.1, ... (`coterie options` lists them) or fedprox.mu=0.1."),
 ]
+MetricOption = Annotated[
+    str | None,
+    typer.Option("--metric", help="What decides round, early stop and verdict: balanced_accuracy, auroc, ... or "
+                 "mine.py:Mine.  [default: accuracy where there are classes, else the loss]"),
+]
+WatchOption = Annotated[
+    list[str] | None,
+    typer.Option("--watch", metavar="METRICS", help="Metrics to store beside it: --watch f1 auroc, or repeated."),
+]
 PresetOption = Annotated[
     str | None, typer.Option("--preset", help="A published experiment, e.g. fedfew/cifar100-dirichlet-20.")
 ]
@@ -86,7 +95,8 @@ def experiment_of(
     config: Path | None, data: str | None, partition: str | None, clients: int | None, unseen: int | None,
     model: str | None, head: str | None, rounds: int | None, settings: list[str], methods: tuple[str, ...],
     default_methods: tuple[str, ...] = (), churn: str | None = None, preset: str | None = None,
-    data_dir: str | None = None, seeds: int | None = None, loss: str | None = None,
+    data_dir: str | None = None, seeds: int | None = None, loss: str | None = None, metric: str | None = None,
+    watch: list[str] | None = None,
 ) -> Experiment:
     """The file's or the preset's experiment, overridden by what the command line says."""
     if config is not None and preset is not None:
@@ -94,8 +104,10 @@ def experiment_of(
     base = Experiment() if config is None else Experiment.read(config)
     base = base if preset is None else presets.load(preset)
     chosen = methods or base.methods or default_methods
+    given = {"rounds": rounds, "metric": metric, "watch": ",".join(watch) if watch else None}
+    flags = [f"{name}={value}" for name, value in given.items() if value is not None]
     made = base.changed(
-        chosen, [*([f"rounds={rounds}"] if rounds is not None else []), *settings],
+        chosen, [*flags, *settings],
         data=data, partition=partition, clients=clients, unseen=unseen, model=model, head=head, churn=churn,
         data_dir=data_dir, seeds=seeds, loss=loss,
     )

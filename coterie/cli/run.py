@@ -22,6 +22,7 @@ from coterie.cli.arguments import (
     HeadOption,
     LogOption,
     LossOption,
+    MetricOption,
     ModelOption,
     OutOption,
     PartitionOption,
@@ -29,6 +30,7 @@ from coterie.cli.arguments import (
     RoundsOption,
     SetOption,
     UnseenOption,
+    WatchOption,
     by_default,
     experiment_of,
 )
@@ -51,14 +53,16 @@ def run_command(
     seed: Annotated[
         int | None, typer.Option("--seed", help=by_default("Same seed, same result.", Training, "seed"))
     ] = None,
-    settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    metric: MetricOption = None, watch: WatchOption = None, settings: SetOption = None,
+    config: ConfigOption = None, preset: PresetOption = None,
     data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None, log: LogOption = None,
 ) -> None:
     """Train one method and score every client."""
     extra = [f"seed={seed}"] if seed is not None else []
     experiment = experiment_of(
         config, data, partition, clients, unseen, model, head, rounds, [*extra, *(settings or [])],
-        (method,) if method else (), churn=churn, preset=preset, data_dir=data_dir, loss=loss,
+        (method,) if method else (), churn=churn, preset=preset, data_dir=data_dir, loss=loss, metric=metric,
+        watch=watch,
     )
     if len(experiment.methods) != 1:
         named = ", ".join(experiment.methods) or "none is named"
@@ -83,13 +87,14 @@ def compare_command(
     seeds: Annotated[
         int | None, typer.Option("--seeds", help=by_default("Runs of each method.", Experiment, "seeds"))
     ] = None,
-    settings: SetOption = None, config: ConfigOption = None, preset: PresetOption = None,
+    metric: MetricOption = None, watch: WatchOption = None, settings: SetOption = None,
+    config: ConfigOption = None, preset: PresetOption = None,
     data_dir: DataDirOption = None, churn: ChurnOption = None, out: OutOption = None,
 ) -> None:
     """Train several methods on the same clients; one table."""
     experiment = experiment_of(config, data, partition, clients, unseen, model, head, rounds, settings or [],
                                (*(named or ()), *(methods or ())), DEFAULT_METHODS, churn=churn, preset=preset,
-                               data_dir=data_dir, seeds=seeds, loss=loss)
+                               data_dir=data_dir, seeds=seeds, loss=loss, metric=metric, watch=watch)
     go_on(experiment, out or fresh("compare"), single=False, resume=False, clients=clients)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,10 +14,18 @@ from torch import Tensor, nn
 from coterie import streams
 from coterie.contract.engine import Correct, Effort, Engine, FloatArray, IntArray, Split, Step, Sum, Until
 from coterie.contract.layout import Layout, declare_head
+from coterie.contract.metric import Metric, Scored, Tally, sums_of, tallied
 from coterie.contract.net import Batch, Given, Net, Objective
 from coterie.contract.optimizer import Optimizer
 from coterie.contract.records import Record
 from coterie.errors import CoterieError
+
+ALWAYS = ("loss", "accuracy")
+"""What every engine measures."""
+BOUND = "_bound"
+"""Ends the name of how far the value of a binned metric may be off."""
+MOST_SUMS = 1 << 24
+"""Numbers that the sums of metrics may be at once; clients are scored in blocks that keep to it."""
 
 S = TypeVar("S", bound=Record | Mapping[str, Tensor])
 GivenLike = Record | Mapping[str, Tensor] | None
@@ -113,6 +121,7 @@ class Members:
     run: IntArray | None = None  # [C] which of the runs each belongs to; None for one run
     pace: FloatArray | None = None  # [C] fraction of the steps a straggler manages
     frozen_buffers: bool = False
+    scored: Scored = field(default_factory=Scored)
 
     @property
     def init(self) -> Init:
@@ -132,7 +141,7 @@ class Members:
     def alike(self) -> Hashable:
         """Members with the same value here, on one engine, can be computed together."""
         # in round 0 methods may do what they do never again
-        return self.local, self.frozen_buffers, self.pace is None, self.round == 0
+        return self.local, self.frozen_buffers, self.pace is None, self.round == 0, self.scored
 
     def fresh(self) -> Tensor:
         """The initial row of each client `[C, D]`."""
@@ -269,20 +278,61 @@ class Cohort:
         """Fraction of correct classes on a split, `[C, (K,) D] -> [C, (K)]`."""
         return self.measure(rows, split)["accuracy"]
 
-    def measure(self, rows: Tensor, split: Split = "train") -> dict[str, Tensor]:
-        """Loss, and accuracy where there are classes, on a split; NaN for clients that have no sample in it."""
+    def measure(self, rows: Tensor, split: Split = "train", tallies: Sequence[Tally] = ()) -> dict[str, Tensor]:
+        """Loss, and accuracy where there are classes, on a split; NaN for clients that have no sample in it.
+
+        Beside them the sums of `tallies` by `tally.sum`, `[C, (K,) ...]`, 0 for such clients.
+        """
         wanted = self.engine.sizes(self.members.places, split) > 0
         if split == "val" and not wanted.all():
             if not wanted.any():
-                return self.measure(rows, "train")
+                return self.measure(rows, "train", tallies)
             with_val, without = (Cohort(self.engine, self.members.only(mask)) for mask in (wanted, ~wanted))
             place = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(wanted), np.flatnonzero(~wanted)])))
-            seen, rest = with_val.measure(rows[wanted], "val"), without.measure(rows[~wanted], "train")
+            seen = with_val.measure(rows[wanted], "val", tallies)
+            rest = without.measure(rows[~wanted], "train", tallies)
             return {name: torch.cat([seen[name], rest[name]])[place.to(rows.device)] for name in seen}
-        sums = self.engine.measure(self.members.places, rows, split)
+        sums = self.engine.measure(self.members.places, rows, split, tallies)
         count = torch.from_numpy(self.engine.sizes(self.members.places, split)).to(rows.device, rows.dtype)
         count = count.view(-1, *(1,) * (rows.ndim - 2))
-        return {name: value / count for name, value in sums.items()}
+        return {name: value / count if name in ALWAYS else value for name, value in sums.items()}
+
+    def score(
+        self, rows: Tensor, split: Split, metrics: Sequence[Metric], kept: Sequence[Tally] = ()
+    ) -> dict[str, Tensor]:
+        """Loss, accuracy and these metrics on a split, by their labels, `[C, (K)]` (or `[C, (K,) classes]`).
+
+        Of a binned metric also its bound, `label_bound`, and of tallies to be `kept` the sums.
+        """
+        tallies = [*metrics, *kept]
+        room = MOST_SUMS // max(1, self._cells(tallies) * rows[0].numel() // self.layout.size)
+        blocks = np.array_split(np.arange(self.size), -(-self.size // max(room, 1)) if tallies else 1)
+        found = [self._valued(rows, split, metrics, tallies, kept, block) for block in blocks]
+        return {name: torch.cat([one[name] for one in found]) for name in found[0]} if len(found) > 1 else found[0]
+
+    def _valued(
+        self, rows: Tensor, split: Split, metrics: Sequence[Metric], tallies: Sequence[Tally], kept: Sequence[Tally],
+        block: IntArray,
+    ) -> dict[str, Tensor]:
+        """`score` of some of the clients, by their places in the cohort."""
+        some = len(block) < self.size
+        part = Cohort(self.engine, self.members.only(np.isin(np.arange(self.size), block))) if some else self
+        sums = part.measure(rows[block[0] : block[-1] + 1] if some else rows, split, tallies)
+        found = {name: value for name, value in sums.items() if name in ALWAYS}
+        for metric in metrics:
+            mine = sums_of(metric, sums)
+            found[metric.label] = metric.value(mine)
+            if metric.binned:
+                found[f"{metric.label}{BOUND}"] = metric.bound(mine)
+        return found | {f"{t.tally}.{name}": value for t in kept for name, value in sums_of(t, sums).items()}
+
+    def _cells(self, tallies: Sequence[Tally]) -> int:
+        """How many numbers the sums of one model are."""
+        if not tallies:
+            return 0
+        y = self.engine.y[:1].cpu()
+        outputs = torch.zeros(1, self.classes or y.numel(), dtype=torch.float64)
+        return sum(t.numel() for t in tallied(tallies, outputs, y, torch.ones(1)).values())
 
     def total(self, fn: Sum, rows: Tensor, given: GivenLike = None, split: Split = "train") -> Any:
         """The sum over a split of `fn(net, row, batch, given)`: a tensor `[C, ...]` or a dictionary of such."""

@@ -7,7 +7,7 @@ the fast one; whatever else implements `Engine` can stand in their place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from coterie.contract.layout import Layout
+from coterie.contract.metric import Tally
 from coterie.contract.net import Batch, Given, Net, Objective
 from coterie.contract.optimizer import Optimizer
 
@@ -93,9 +94,14 @@ class Engine(Protocol):
         """Local steps each client takes `[C]`; a straggler manages a part of them, but at least one."""
         ...
 
-    def measure(self, ids: IntArray, rows: Tensor, split: Split) -> dict[str, Tensor]:
+    def measure(
+        self, ids: IntArray, rows: Tensor, split: Split, tallies: Sequence[Tally] = ()
+    ) -> dict[str, Tensor]:
         """Sums over a split of the task's `loss`, as it is scored, and with classes of right answers, `accuracy`; each
-        `[C, (K)]`. Every sample counts once, whatever the class weights."""
+        `[C, (K)]`. Every sample counts once, whatever the class weights.
+
+        Beside them the sums of `tallies`, float64, by `tally.sum`, `[C, (K,) ...]`.
+        """
         ...
 
     def total(self, ids: IntArray, fn: Sum, rows: Tensor, given: Tensors, split: Split) -> dict[str, Tensor]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Kind = Literal["classes", "numbers", "any"]
 """What a metric can score: class scores, numbers (regression), or both."""
+Held = NDArray[np.int64] | Sequence[Tensor]
+"""The labels that clients hold: samples `[clients, classes]`, or the targets `[n, ...]` of each client."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +37,10 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Metric:
-    """Base of every metric. Subclasses are frozen dataclasses of options in files of `coterie/metrics`.
-
-    `sums` is written for one client's batch and returns tensors that add up over batches, waves and sites; `value`
-    makes the number of such sums, with any leading axes `[...]` (clients, models). Weight 0 marks padding.
-    """
+class Tally:
+    """Sums over samples that add up over batches, waves and sites. Subclasses are frozen dataclasses of options."""
 
     name: ClassVar[str]
-    title: ClassVar[str] = ""
-    """As people write it; by default the name with spaces."""
-    higher: ClassVar[bool] = True
-    percent: ClassVar[bool] = False
-    kind: ClassVar[Kind] = "any"
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -52,14 +48,102 @@ class Metric:
             cls.name = cls.__name__.lower()
 
     @property
-    def scale(self) -> Scale:
-        """How its values are read."""
-        return Scale(self.name, self.title or self.name.replace("_", " "), self.higher, self.percent)
+    def label(self) -> str:
+        """The name, with the options that are not as usual: `top_k(k=3)`."""
+        differ = [f.name for f in fields(self) if f.repr and getattr(self, f.name) != f.default]
+        given = [f"{name}={getattr(self, name)}" for name in differ]
+        return f"{self.name}({','.join(given)})" if given else self.name
+
+    @property
+    def tally(self) -> str:
+        """What its sums are called; metrics with the same word here have the same sums, which are taken once."""
+        return self.label
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        """`outputs [B, ...]`, `y [B, ...]`, `weight [B]` -> tensors without the axis of samples."""
+        """`outputs [B, ...]` (float64), `y [B, ...]`, `weight [B]` of one client -> tensors without the axis B.
+
+        A sample counts `weight` times; 0 marks padding, whose outputs may be anything.
+        """
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Metric(Tally):
+    """Base of every metric. Subclasses are frozen dataclasses of options in files of `coterie/metrics`.
+
+    `sums` is written for one client's batch and returns tensors that add up over batches, waves and sites; `value`
+    makes the number of such sums, with any leading axes `[...]` (clients, models).
+    """
+
+    title: ClassVar[str] = ""
+    """As people write it; by default the name with spaces."""
+    higher: ClassVar[bool] = True
+    percent: ClassVar[bool] = False
+    kind: ClassVar[Kind] = "any"
+    by_class: ClassVar[bool] = False
+    """Whether the value is one number a class, `[..., classes]`; such a metric is watched and decides nothing."""
+    binned: ClassVar[bool] = False
+    """Whether the value is that of binned scores, at most `bound` away from that of the scores themselves."""
+
+    @property
+    def scale(self) -> Scale:
+        """How its values are read."""
+        return Scale(self.label, self.title or self.label.replace("_", " "), self.higher, self.percent)
+
+    def check(self, classes: int) -> None:
+        """Raise a CoterieError where data of so many classes (0 for regression) cannot be scored."""
 
     def value(self, sums: Mapping[str, Tensor]) -> Tensor:
         """`[..., *shape]` each -> `[...]`; NaN where the samples cannot say."""
         raise NotImplementedError
+
+    def bound(self, sums: Mapping[str, Tensor]) -> Tensor:
+        """How far the value may be from that of the scores themselves `[...]`: 0 unless it is `binned`."""
+        return torch.zeros_like(self.value(sums))
+
+    def constant(self, known: Held, scored: Held) -> NDArray[np.float64]:
+        """What answering without a look at the input scores on the labels `scored`: `[clients]`, NaN without any.
+
+        The answer is what the labels `known`, usually the training data, say by themselves: of classes their shares
+        as probabilities, so that the most frequent class is chosen, of numbers their mean.
+        """
+        found = [self.value(_whole(self.sums(*_blind(k, s)))) for k, s in zip(known, scored, strict=True)]
+        return np.array([value.numpy() for value in found], dtype=np.float64)
+
+
+def _blind(known: NDArray[np.int64] | Tensor, scored: NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, labels and weights of one client's constant answer; of classes, one line for each with its samples."""
+    if isinstance(known, np.ndarray):  # [classes] samples
+        shares = torch.from_numpy(known).double() / max(int(known.sum()), 1)
+        outputs = shares.log() if known.any() else torch.zeros_like(shares)
+        return outputs.expand(len(known), -1), torch.arange(len(known)), torch.tensor(scored, dtype=torch.float64)
+    mean = known.double().mean(0) if len(known) else torch.zeros(scored.shape[1:], dtype=torch.float64)
+    outputs = mean.expand(len(scored), *mean.shape) if mean.ndim else mean.expand(len(scored), 1)
+    return outputs, torch.as_tensor(scored), torch.ones(len(scored), dtype=torch.float64)
+
+
+def _whole(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.double() for name, t in sums.items()}
+
+
+def tallied(tallies: Iterable[Tally], outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """The sums of one client's batch, float64, by `tally.sum`; what several share is taken once."""
+    exact, weight = outputs.double(), weight.double()
+    once = {tally.tally: tally for tally in tallies}
+    found = {word: tally.sums(exact, y, weight) for word, tally in once.items()}
+    return {f"{word}.{name}": t.double() for word, sums in found.items() for name, t in sums.items()}
+
+
+def sums_of(tally: Tally, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One tally's own among the sums of several."""
+    return {name.removeprefix(f"{tally.tally}."): t for name, t in sums.items() if name.startswith(f"{tally.tally}.")}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What clients are scored by, beside the loss and the accuracy that are always taken."""
+
+    metrics: tuple[Metric, ...] = ()
+    """On test and on validation data."""
+    kept: tuple[Tally, ...] = ()
+    """Whose sums over the test data are kept as well."""

@@ -18,12 +18,13 @@ from torch.utils.data import DataLoader
 from coterie import streams
 from coterie.contract.engine import Correct, Effort, IntArray, Rate, Split, Step, Sum, Tensors, Until
 from coterie.contract.layout import Entry
+from coterie.contract.metric import Tally
 from coterie.contract.net import Batch, Given, Net, Objective, answer, default_objective
 from coterie.contract.optimizer import Optimizer
 from coterie.data import Federation
 from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.capture import identity
-from coterie.engine.resident import COUNT, Feeding, Resident, clipping, measured, named, remembered, require_state
+from coterie.engine.resident import COUNT, Feeding, Measuring, Resident, clipping, named, remembered, require_state
 
 Samples = list[int]
 
@@ -43,8 +44,10 @@ class Reference(Resident):
             tensor.data = tensor.data.to(self.dtype)
         self.dataset: Any = list(zip(self.x.cpu(), self.y.cpu(), strict=True))
 
-    def measure(self, ids: IntArray, rows: Tensor, split: Split) -> dict[str, Tensor]:
-        return self.total(ids, measured, rows, {}, split)
+    def measure(
+        self, ids: IntArray, rows: Tensor, split: Split, tallies: Sequence[Tally] = ()
+    ) -> dict[str, Tensor]:
+        return self.total(ids, Measuring(tuple(tallies)), rows, {}, split)
 
     def total(self, ids: IntArray, fn: Sum, rows: Tensor, given: Tensors, split: Split) -> dict[str, Tensor]:
         identity(fn)  # refuses what the stacked engine refuses

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from coterie import memory, streams
 from coterie.contract.engine import Effort, IntArray, Split, Tensors
 from coterie.contract.layout import Layout
+from coterie.contract.metric import Tally, tallied
 from coterie.contract.net import Batch, Given, Net
 from coterie.contract.optimizer import Optimizer
 from coterie.data import SPLITS, Federation
@@ -124,9 +127,49 @@ def scores(net: Net, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Te
     return found
 
 
-def measured(net: Net, row: Tensor, batch: Batch, given: Given) -> Tensors:
-    """The sums of a batch that `measure` adds up."""
-    return {name: value.sum() for name, value in scores(net, net(row, batch.x), batch.y, batch.weight).items()}
+@dataclass(frozen=True)
+class Measuring:
+    """The sums of one client's batch that `measure` adds up, those of some tallies among them."""
+
+    tallies: tuple[Tally, ...] = ()
+
+    def __call__(self, net: Net, row: Tensor, batch: Batch, given: Given) -> Tensors:
+        outputs = net(row, batch.x)
+        return {**summed(net, outputs, batch), **tallied(self.tallies, outputs, batch.y, batch.weight)}
+
+
+def summed(net: Net, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """Loss and accuracy, summed over one client's batch."""
+    return {name: value.sum() for name, value in scores(net, outputs, batch.y, batch.weight).items()}
+
+
+def tallied_each(tallies: Iterable[Tally], outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """The sums of every slot's batch: outputs and y `[slots, B, ...]`, weight `[slots, B]` -> `[slots, ...]`."""
+    found: dict[str, Tensor] = {}
+    for tally in tallies:
+        if any(name.startswith(f"{tally.tally}.") for name in found):
+            continue
+
+        def one(o: Tensor, t: Tensor, w: Tensor, of: Tally = tally) -> dict[str, Tensor]:
+            return tallied((of,), o, t, w)
+
+        if _stacks(tally, tuple(outputs.shape[2:]), tuple(y.shape[2:]), y.dtype):
+            found |= vmap(one)(outputs, y, weight)
+        else:
+            each = [one(*slot) for slot in zip(outputs, y, weight, strict=True)]
+            found |= {name: torch.stack([sums[name] for sums in each]) for name in each[0]}
+    return found
+
+
+@cache
+def _stacks(tally: Tally, outputs: tuple[int, ...], y: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether a tally can be summed for many slots at once; one that picks samples by a mask, say, cannot."""
+    blank = torch.zeros(1, 2, *outputs), torch.zeros(1, 2, *y, dtype=dtype), torch.ones(1, 2)
+    try:
+        vmap(lambda o, t, w: tallied((tally,), o, t, w))(*blank)
+    except Exception:
+        return False
+    return True
 
 
 def named(out: Tensors | Tensor) -> Tensors:

@@ -6,7 +6,7 @@ does is a program (`programs`); the primitives here choose and feed them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from coterie import memory
 from coterie.contract.engine import Correct, Effort, IntArray, Rate, Split, Step, Sum, Tensors, Until
-from coterie.contract.net import Given, Net, Objective, default_objective
+from coterie.contract.metric import Tally
+from coterie.contract.net import Batch, Given, Net, Objective, default_objective
 from coterie.contract.optimizer import Optimizer
 from coterie.data import Federation
 from coterie.engine.arithmetic import Arithmetic
@@ -23,7 +24,7 @@ from coterie.engine.capture import Pool, identity
 from coterie.engine.direct import Chain
 from coterie.engine.packing import Packed, pack
 from coterie.engine.programs import Custom, Descent, Direct, Program, Rule, Slots
-from coterie.engine.resident import Feeding, measured, named, remembered, scores
+from coterie.engine.resident import Feeding, named, remembered, scores, summed, tallied_each
 
 PACKED_KEPT = 1 << 21
 """Sample numbers (8 bytes each) in the batches for scoring that are kept from one evaluation to the next."""
@@ -112,19 +113,39 @@ class Stacked(Slots):
 
         return self._summed(ids, sums, rows, given, split)
 
-    def measure(self, ids: IntArray, rows: Tensor, split: Split) -> dict[str, Tensor]:
-        """Sums over a split of the task's `loss` and, with classes, of right answers, `accuracy`; each `[C, (K)]`."""
-        chain = self.chain
-        if chain is None:
-            return self.total(ids, measured, rows, {}, split)
+    def measure(
+        self, ids: IntArray, rows: Tensor, split: Split, tallies: Sequence[Tally] = ()
+    ) -> dict[str, Tensor]:
+        """Sums over a split of the task's `loss` and, with classes, of right answers, `accuracy`; each `[C, (K)]`.
+
+        Beside them the sums of `tallies`, float64, by `tally.sum`, `[C, (K,) ...]`.
+        """
+        answered = self._answered if self.chain is None else self._answered_by_chain
 
         def sums(row: Tensor, index: Tensor, cut: Tensors) -> Tensors:
-            x, y, weight = self.gather(index, self._chained)
-            outputs = chain.outputs(self.layout.views(row), x).flatten(0, 1)
-            found = scores(self.net, outputs, y.flatten(0, 1), weight.flatten())
-            return {name: value.view(weight.shape).sum(1) for name, value in found.items()}
+            found, outputs, y, weight = answered(row, index)
+            return {**found, **tallied_each(tallies, outputs, y, weight)}
 
         return self._summed(ids, sums, rows, {}, split)
+
+    def _answered(self, row: Tensor, index: Tensor) -> tuple[Tensors, Tensor, Tensor, Tensor]:
+        """Loss and accuracy, summed, outputs, y and weight of one batch of each slot."""
+        batch = self.batch(index, torch.zeros(len(index), dtype=torch.int64, device=self.device), training=False)
+
+        def one(state: Tensors, mine: Batch, given: Given) -> Tensors:
+            outputs = self.net(state["row"], mine.x)
+            return {**summed(self.net, outputs, mine), "outputs": outputs}
+
+        found = self.each(one, {"row": row}, (batch,), {})
+        return found, found.pop("outputs"), batch.y, batch.weight
+
+    def _answered_by_chain(self, row: Tensor, index: Tensor) -> tuple[Tensors, Tensor, Tensor, Tensor]:
+        """The same where the module is a chain of layers."""
+        assert self.chain is not None
+        x, y, weight = self.gather(index, self._chained)
+        outputs = self.chain.outputs(self.layout.views(row), x)
+        found = scores(self.net, outputs.flatten(0, 1), y.flatten(0, 1), weight.flatten())
+        return {name: value.view(weight.shape).sum(1) for name, value in found.items()}, outputs, y, weight
 
     def _summed(
         self, ids: IntArray, sum_of: Callable[[Tensor, Tensor, Tensors], Tensors], rows: Tensor, given: Tensors,

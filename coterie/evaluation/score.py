@@ -27,6 +27,7 @@ class Scores:
     test: dict[str, Array]  # metric -> [c], NaN for clients without test data
     val: dict[str, Array]
     chosen: Scale | None = None  # the metric that decides; None in records that do not say
+    confusion: np.ndarray[Any, np.dtype[np.int64]] | None = None  # [c, classes, classes] test samples by label, answer
 
     @property
     def scale(self) -> Scale:

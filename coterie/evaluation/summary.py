@@ -14,7 +14,10 @@ from coterie.evaluation.stages import SEEN, SERVED
 
 @dataclass(frozen=True)
 class Summary:
-    """What the clients' values add up to. `worst` and `lowest` are the badly served side of the metric."""
+    """What the clients' values add up to. `worst` and `lowest` are the badly served side of the metric.
+
+    `left_out` counts the clients without a value, e.g. those that have no test data or a single class of them.
+    """
 
     mean: float
     pooled: float
@@ -23,6 +26,7 @@ class Summary:
     lowest: float
     best: float
     jain: float
+    left_out: int
 
 
 def summary(values: Array, samples: np.ndarray[Any, Any], higher_is_better: bool) -> Summary:
@@ -31,7 +35,8 @@ def summary(values: Array, samples: np.ndarray[Any, Any], higher_is_better: bool
     there = ~np.isnan(values)
     x, n = values[there], samples[there]
     if not len(x):
-        return Summary(*[float("nan")] * 7)
+        nothing = dict.fromkeys(("mean", "pooled", "std", "worst", "lowest", "best", "jain"), float("nan"))
+        return Summary(**nothing, left_out=len(values))
     ordered = np.sort(x) if higher_is_better else np.sort(x)[::-1]
     tenth = max(1, len(x) // 10)
     squares = float((x**2).sum())
@@ -44,6 +49,7 @@ def summary(values: Array, samples: np.ndarray[Any, Any], higher_is_better: bool
             lowest=float(ordered[:tenth].mean()),
             best=float(ordered[-1]),
             jain=float(np.divide(x.sum() ** 2, len(x) * squares)) if squares > 0 else 1.0,
+            left_out=int(len(values) - len(x)),
         )
 
 
@@ -53,12 +59,17 @@ def summarise(scores: Scores) -> Summary:
 
 
 def validation_score(scores: Scores) -> tuple[float, float]:
-    """What decides between rounds, larger is better: mean validation accuracy, then mean validation loss."""
-    loss = float(np.nanmean(scores.val["loss"])) if not np.isnan(scores.val["loss"]).all() else float("nan")
+    """What decides between rounds, larger is better: the mean validation metric in its direction, then minus the mean
+    validation loss. Where no client's validation data can say what the metric is, the loss decides alone."""
+    chosen, loss = _mean(scores.val[scores.metric]), _mean(scores.val["loss"])
     if np.isnan(loss):
         return (float("nan"), float("nan"))
-    accuracy = float(np.nanmean(scores.val["accuracy"])) if "accuracy" in scores.val else 0.0
-    return (accuracy, -loss)
+    return (-np.inf if np.isnan(chosen) else scores.scale.sign * chosen, -loss)
+
+
+def _mean(values: Array) -> float:
+    """Over the clients that have a value."""
+    return float("nan") if np.isnan(values).all() else float(np.nanmean(values))
 
 
 def chosen_round(history: Sequence[Evaluation], stage: str = SERVED) -> int:

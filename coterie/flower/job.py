@@ -6,13 +6,15 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from coterie import registry
+from coterie.contract.net import Task
 from coterie.data import Federation
 from coterie.errors import CoterieError
+from coterie.evaluation.measures import Measures
 from coterie.running.spec import RunSpec
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -36,15 +38,22 @@ class Job(RunSpec):
 
     experiment: str
     """An id, new for every experiment; sites keep their states under it."""
-    scores: bool = True
-    """Whether sites tell the server the loss and accuracy of their models, and how many test samples they have."""
+    scores: Literal["values", "full"] | bool = "values"
+    """What sites tell the server of their models: the `values` of loss, accuracy and the chosen metrics and how many
+    test samples they have; `full` also what these are made of, confusion counts and histograms of scores, which hold
+    label counts; false nothing. true is `values`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checked_name("an experiment", self.experiment)
+        if self.scores is True:  # as earlier versions said it
+            object.__setattr__(self, "scores", "values")
+        if self.scores not in (False, "values", "full"):
+            raise CoterieError(f"scores must be \"values\", \"full\" or false, not {self.scores!r}.")
         method, _, values = self.method.partition("=")  # an optimizer may stand among the values
         named = [("method", method), ("model", self.model), ("optimizer", values)]
         named += [("optimizer", getattr(self.training, option)) for option in registry.OPTIMIZERS]
+        named += [("metric", spec) for spec in self.training.metrics]
         for kind, text in named:
             if ".py:" in text:
                 raise CoterieError(
@@ -57,6 +66,7 @@ class Job(RunSpec):
                 "cross entropy, or the squared error for regression."
             )
         self.chosen().training_in(self.training).require(self.classes, self.shape)
+        self.measures()
         for name in ("dropouts", "stragglers"):
             if getattr(self.training, name):
                 raise CoterieError(f"{name} are played by the simulation only; real sites fail by themselves: use 0.")
@@ -70,6 +80,19 @@ class Job(RunSpec):
     def for_data(cls, federation: Federation, **values: Any) -> Job:
         """For sites whose samples look like this federation's."""
         return cls(**cls.form_of(federation), **values)
+
+    @property
+    def task(self) -> Task:
+        return Task.of(self.classes)
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """The shape of one target of a regression."""
+        return (self.outputs,) if not self.classes and self.outputs > 1 else ()
+
+    def measures(self) -> Measures:
+        """What sites are scored by; raises where a metric cannot score such data."""
+        return Measures.of(self.training.metric, self.training.watch, self.task, self.targets)
 
     def made_up(self, population: int) -> Federation:
         """Clients with a few samples of the right form and no meaning, to try out what the job asks of sites."""

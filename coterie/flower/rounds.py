@@ -25,15 +25,17 @@ from coterie.errors import CoterieError, counted
 from coterie.evaluation.score import Evaluation
 from coterie.evaluation.stages import PREFIX
 from coterie.files import write_json
-from coterie.flower import scores, wire
+from coterie.flower import wire
 from coterie.flower.checks import Check, Received, refused
 from coterie.flower.exchange import Answers, Ask, Exchange, Transport, drive
 from coterie.flower.job import Job
 from coterie.flower.policy import Policy
+from coterie.flower.scores import Listener
 from coterie.flower.site import JOINED
 from coterie.flower.wire import Failure, Parcel
 from coterie.privacy.noise import SECRET
 from coterie.running.clients import device
+from coterie.running.confusion import Matrices, class_names, without
 from coterie.running.folder import Folder
 from coterie.running.round import Round
 from coterie.running.server import Server
@@ -73,6 +75,9 @@ class Rounds:
         self.history: list[Evaluation] = []
         self.rounds: list[dict[str, Any]] = []
         self.server: Server
+        self.names = class_names({"classes": job.class_names}, job.classes)
+        self.listener = Listener(job.measures(), job.task, job.targets, self.names, job.scores == "full")
+        self.matrices = Matrices(None if folder is None else folder.append_confusion)
         if folder is not None and folder.checkpoint.exists():
             self._restore()
 
@@ -241,6 +246,7 @@ class Rounds:
                 asked = self._payloads(server, {name: {"do": do, "newcomer": True} for name in admitted})
                 yield from self._deployed(asked, PREFIX)
         if (known or late) and self.folder is not None:
+            self.matrices.end()
             self._save()
             self._tell("finished")
             self.folder.finish({"rounds": self.rounds_done, "seconds": sum(r["seconds"] for r in self.rounds)})
@@ -345,23 +351,41 @@ class Rounds:
         return t % self.training.evaluate_every == 0 and not any(e.round == t for e in self.history)
 
     def _keep_scores(self, replies: Mapping[str, Parcel], prefix: str, t: int) -> None:
-        """Keep the scores of the sites that sent any."""
-        found = {self.numbers[name]: reply.meta["scores"] for name, reply in replies.items() if "scores" in reply.meta}
+        """Keep the scores of the sites that sent any; those that are not what was asked for are left out."""
+        found, sums = {}, {}
+        for name, reply in replies.items():
+            if "scores" not in reply.meta:
+                continue
+            try:
+                self.listener.check(reply.meta["scores"], reply.meta.get("sums"))
+            except CoterieError as reason:
+                log.warning("%s: the scores of %s are left out: %s", self.spelling, name, reason)
+                continue
+            found[self.numbers[name]] = reply.meta["scores"]
+            sums[self.numbers[name]] = reply.meta.get("sums")
         if not found:
             return
-        self.history.append(scores.evaluation(t, prefix, found, self.job.classes))
+        made = self.listener.evaluation(t, prefix, found, sums)
+        self.history.append(without(made))
         if self.folder is not None:
-            self.folder.append_evaluation(self.history[-1])
+            names = sorted(self.numbers, key=self.numbers.__getitem__)
+            pooled = {f"{prefix}{stage}": values for stage, values in self.listener.pooled(sums).items()}
+            self.folder.append_evaluation(self.history[-1], names, pooled=pooled)
+        self.matrices.keep(made, self.history)
 
     def _config(self) -> dict[str, Any]:
         return {
             "method": self.spelling, "published": self.method.printed, "by_model": self.method.by_model,
-            "training": asdict(self.training), "federation": {"sites": self.clients}, "clients": self.clients,
+            "training": asdict(self.training), "federation": self._recipe(), "clients": self.clients,
             "population": self.population,
             "columns": self.server.layout.size, "head": self.job.head, "loss": Task.of(self.job.classes).name,
-            "choices": {}, "job": self.job.values(),
-            "policy": asdict(self.policy),
+            "choices": {}, "job": self.job.values(), "policy": asdict(self.policy),
+            "metrics": self.listener.measures.record(),
         }
+
+    def _recipe(self) -> dict[str, Any]:
+        named = {"classes": list(self.job.class_names)} if self.job.class_names else {}
+        return {"sites": self.clients, **named}
 
     def _save(self) -> None:
         if self.folder is None:

@@ -30,10 +30,10 @@ from coterie.errors import CoterieError
 from coterie.files import read_json, write_json
 from coterie.flower import wire
 from coterie.flower.job import Job, checked_name
-from coterie.flower.scores import told
+from coterie.flower.scores import kept, sums_told, told
 from coterie.flower.wire import Parcel
 from coterie.running import checkpoint
-from coterie.running.clients import Clients, deploy, introduce, join, local, score_rows
+from coterie.running.clients import Clients, Measured, deploy, introduce, join, local, score_rows
 from coterie.running.server import record_class
 from coterie.serving.portable import write_model
 
@@ -146,6 +146,8 @@ class _Enrolment:
             self.method, job.factory(), site.federation(job), training, job.head, population=self.population,
             first=self.number,
         )
+        self.sums = kept(self.clients.measures, job.classes) if job.scores == "full" else ()
+        self.clients.scored = replace(self.clients.scored, kept=self.sums)
 
     def fits(self, job: Job, meta: Mapping[str, Any]) -> bool:
         return (job, meta.get("number"), meta.get("population")) == (self.job, self.number, self.population)
@@ -207,11 +209,13 @@ class _Enrolment:
         if "score" in do or "deploy" in do:
             cohort = cohort if newcomer else self.clients.at(t, ALONE)  # a newcomer's steps count from its arrival
             row = deploy(self.method, cohort, received, self._record(own))
-            scores = self._scores(cohort, row)
+            found = score_rows(cohort, row)
+            scores = self._scores(found)
             if "deploy" in do:
                 self._write_model(row[0], scores, t, newcomer)
             if "score" in do:
                 facts["scores"] = scores
+                facts |= {"sums": sums_told(found, self.sums)} if self.sums else {}
         sent: dict[str, Tensor] = {}
         if "local" in do:
             sent = self._train(received, own, t)
@@ -231,10 +235,10 @@ class _Enrolment:
     def _n(self) -> int:
         return int(self.clients.federation.sizes("train")[0])
 
-    def _scores(self, cohort: Cohort, row: Tensor) -> dict[str, Any]:
-        """Loss and accuracy by stage; how many samples they were taken on."""
+    def _scores(self, found: Mapping[str, Measured]) -> dict[str, Any]:
+        """The value of each metric by stage; how many samples they were taken on."""
         sizes = self.clients.federation.sizes
-        return told(score_rows(cohort, row), int(sizes("test")[0]), bool(sizes("val")[0]))
+        return told(found, int(sizes("test")[0]), bool(sizes("val")[0]), self.sums)
 
     # -- the client's own state ------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from coterie.data import SPLITS
 from coterie.errors import CoterieError
-from coterie.evaluation.constant import guess
+from coterie.metrics.accuracy import Accuracy
 from coterie.report.series import Floats
 from coterie.report.table import number
 from coterie.running.folder import Folder
@@ -57,7 +57,7 @@ def frequent(held: Ints, tested: Ints | None) -> Floats:
     The class is taken from training and validation data and scored on test data; without the test counts, it is the
     share of the class among all the client's samples.
     """
-    return guess(held, held) if tested is None else guess(held - tested, tested)
+    return Accuracy().constant(*((held, held) if tested is None else (held - tested, tested)))
 
 
 def constant(values: Floats, held: Ints, tested: Ints) -> bool:

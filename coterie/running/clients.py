@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from coterie import registry, streams
 from coterie.contract import records
-from coterie.contract.cohort import Cohort, Init, LocalTraining, Members
+from coterie.contract.cohort import BOUND, Cohort, Init, LocalTraining, Members
 from coterie.contract.engine import Engine, FloatArray, IntArray
 from coterie.contract.method import Method
+from coterie.contract.metric import Scored
 from coterie.contract.net import PerSample, Task
 from coterie.contract.records import Record, Upload
 from coterie.data import Federation
@@ -25,6 +26,7 @@ from coterie.engine import choose
 from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.resident import Feeding
 from coterie.errors import CoterieError
+from coterie.evaluation.measures import Measures
 from coterie.evaluation.stages import ADAPTED, SEEN
 from coterie.running.training import Training
 
@@ -69,6 +71,9 @@ class Clients:
             )
         chosen = registry.optimizer(training.optimizer)
         self.optimizer = None if chosen.plain else chosen
+        task = self.engine.net.task
+        self.measures = Measures.of(training.metric, training.watch, task, tuple(self.federation.y.shape[1:]))
+        self.scored = Scored(self.measures.further)
         self._names = streams.integers("client", self.federation.names)
         self._histogram = self.federation.histogram("train")  # [clients, classes]
 
@@ -99,6 +104,7 @@ class Clients:
         return Cohort(self.engine, Members(
             places=ids, numbers=ids + self.first, names=self._names[ids], histogram=self._histogram[ids], round=t,
             local=local or planned, inits=(self.init,), pace=pace, frozen_buffers=training.buffers == "server",
+            scored=self.scored,
         ))
 
     @property
@@ -150,7 +156,10 @@ class Clients:
 # -- what clients compute: `function(method, cohort, *records)`, see `running.together` -------------------------------
 
 Measured = tuple[dict[str, Tensor], dict[str, Tensor], IntArray]
-"""One stage of some clients: metrics `[C]` on test and on validation data, and the steps spent on the model `[C]`."""
+"""One stage of some clients: metrics `[C]` on test and on validation data, and the steps spent on the model `[C]`.
+
+With the former are the sums that the cohort's `scored` says to keep.
+"""
 
 
 def introduce(method: Method, cohort: Cohort, hello: Record) -> Upload:
@@ -189,9 +198,12 @@ def score(method: Method, cohort: Cohort, payload: Record, mine: Record) -> dict
 def score_rows(cohort: Cohort, row: Tensor) -> dict[str, Measured]:
     """The stages `served` and `adapted` of the rows `[C, D]` that clients use."""
     found: dict[str, Measured] = {}
+    scored = cohort.members.scored
     for stage in SEEN:
         row = cohort.train(row) if stage == ADAPTED else row
-        found[stage] = (cohort.measure(row, "test"), cohort.measure(row, "val"), cohort.spent)
+        test = cohort.score(row, "test", scored.metrics, scored.kept)
+        val = cohort.score(row, "val", scored.metrics)
+        found[stage] = (test, {n: t for n, t in val.items() if not n.endswith(BOUND)}, cohort.spent)
     return found
 
 

@@ -15,6 +15,7 @@ from coterie.evaluation.score import Evaluation
 from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import validation_score
 from coterie.running import checkpoint
+from coterie.running.confusion import Matrices, without
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 from coterie.running.simulation import Simulation
@@ -52,6 +53,7 @@ class Driver:
     def _open(self) -> None:
         """Begin the records, or read those that a checkpoint goes with."""
         self.history: list[Evaluation] = []
+        self.matrices = Matrices(None if self.folder is None else self.folder.append_confusion)
         self.rounds: list[dict[str, Any]] = []
         if self.folder is None:
             return
@@ -71,17 +73,21 @@ class Driver:
             yield from self._round()
             yield from self._evaluate_when_due()
             done = simulation.rounds_done == self.training.rounds or self._patience_is_over()
+            if done:
+                self.matrices.end()
             if done or stopped() or simulation.rounds_done % self.training.checkpoint_every == 0:
                 self._save()
             if stopped() and not done:
                 raise Interrupted
         if self.history[-1].round != simulation.rounds_done:
             yield from self._evaluate()
+        self.matrices.end()
         self._save()
         result = Result(
             self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
             sum(r["seconds"] for r in self.rounds), simulation.method.printed, simulation.federation.names,
             self.folder.path if self.folder else None, self.kept, _arrivals(simulation.federation),
+            simulation.class_names, self.matrices.held,
         )
         if self.folder is not None:
             found = simulation.models()
@@ -107,9 +113,12 @@ class Driver:
             yield from self._evaluate()
 
     def _evaluate(self) -> Course[None]:
-        self.history.append((yield from self.simulation.evaluating()))
+        found = yield from self.simulation.evaluating()
+        self.history.append(without(found))
         if self.folder is not None:
-            self.folder.append_evaluation(self.history[-1], _arrivals(self.simulation.federation))
+            federation = self.simulation.federation
+            self.folder.append_evaluation(self.history[-1], federation.names, _arrivals(federation))
+        self.matrices.keep(found, self.history)
         yield from self._tell()
 
     def _tell(self) -> Course[None]:
@@ -143,6 +152,6 @@ def _config(spelling: str, simulation: Simulation, head: str | None) -> dict[str
         **spec.config(), "published": simulation.method.printed, "by_model": simulation.method.by_model,
         "loss": simulation.engine.net.task.name,
         "federation": federation.recipe, "clients": list(federation.names), "population": simulation.population,
-        "columns": simulation.layout.size,
+        "columns": simulation.layout.size, "metrics": simulation.measures.record(),
         "choices": simulation.choices, **churn,
     }

@@ -20,12 +20,12 @@ from coterie import files, registry
 from coterie.contract.method import Method
 from coterie.data import Federation, Source, churn, load, natural, partition, published, spelled
 from coterie.errors import CoterieError, counted, unknown
-from coterie.options import build, options, parse_options
+from coterie.options import build, options, parse_options, pieces
 from coterie.running.folder import environment
 from coterie.running.result import Result
 from coterie.running.runs import Prepared, Watch, prepare_comparison, prepare_run, with_baselines
 from coterie.running.spec import RunSpec
-from coterie.running.training import Training
+from coterie.running.training import Training, whole_path
 
 DEFAULT_PARTITION = "dirichlet:alpha=0.5"
 DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
@@ -110,7 +110,7 @@ class Experiment:
         """
         values = read_toml(path)
         program = values.pop("released", {})
-        made = cls.of(_over(values, program) if released else values, str(path))
+        made = cls.of(_with_metrics(_over(values, program) if released else values, path.parent), str(path))
         data, _ = spelled(made.data)
         beside = path.parent / data
         if data != "digits" and data not in published.SETS and beside.exists():
@@ -362,6 +362,20 @@ def _over(base: dict[str, Any], values: Any) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(base.get(name), dict) and name != "published"
         merged[name] = _over(base[name], value) if both else value
     return merged
+
+
+def _with_metrics(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The values with metrics from files named as seen from the TOML file's own folder."""
+    training = values.get("training")
+    if not isinstance(training, dict):
+        return values
+    near = {name: training[name] for name in ("metric", "watch") if name in training}
+    for name, value in near.items():
+        if isinstance(value, str):
+            near[name] = ",".join(whole_path(spec, str(folder)) for spec in pieces(value))
+        elif isinstance(value, list):
+            near[name] = [whole_path(spec, str(folder)) if isinstance(spec, str) else spec for spec in value]
+    return {**values, "training": {**training, **near}}
 
 
 def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment:

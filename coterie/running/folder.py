@@ -4,6 +4,7 @@
     data.json                every client's samples by split and class
     metrics.jsonl            one line a round, one an evaluation, and one on the models of a few-model method
     clients.csv              every client's scores at every evaluation
+    confusion.jsonl          every client's confusion matrix at the rounds that are reported
     checkpoint.safetensors   the state after some round
     result.json              written when the run is finished
 """
@@ -16,10 +17,11 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +31,22 @@ from torch import Tensor
 
 import coterie
 from coterie import files
+from coterie.contract.metric import Scale
 from coterie.data import SPLITS, Federation
 from coterie.errors import CoterieError, counted
+from coterie.evaluation.measures import scale_of
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.stages import SEEN, STAGES
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.registry import respelled
-from coterie.running import checkpoint
+from coterie.running import checkpoint, confusion
 from coterie.running.result import Result
 
-RECORDS = ("metrics.jsonl", "clients.csv")
-COLUMNS = ("round", "stage", "client", "samples", "steps", "accuracy", "loss", "val_accuracy", "val_loss")
+RECORDS = ("metrics.jsonl", "clients.csv", confusion.FILE)
+FIRST = ("round", "stage", "client", "name", "samples", "steps")
+"""Columns of clients.csv before those of the metrics; earlier versions wrote no names."""
+VAL = "val_"
+"""Begins the column of a metric on validation data."""
 
 MOST_CELLS = 1_000_000
 """Clients times classes whose counts are recorded, at most."""
@@ -73,8 +80,8 @@ class Folder:
 
     def restart(self) -> None:
         """Empty the records: the run was stopped before its first checkpoint."""
-        files.write_text(self.path / "metrics.jsonl", "")
-        files.write_text(self.path / "clients.csv", ",".join(COLUMNS) + "\n")
+        for name in RECORDS:
+            files.write_text(self.path / name, "")
 
     def config(self) -> dict[str, Any]:
         return self._read("config.json")
@@ -104,35 +111,64 @@ class Folder:
     def append_round(self, record: dict[str, Any]) -> None:
         self._append("metrics.jsonl", json.dumps({"kind": "round", **record}) + "\n")
 
-    def append_evaluation(self, evaluation: Evaluation, arrives: Sequence[int] = ()) -> None:
-        """`arrives` is the round in which each training client arrived, with churn."""
+    def append_evaluation(
+        self, evaluation: Evaluation, names: Sequence[str], arrives: Sequence[int] = (),
+        pooled: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`names` are the clients', by number, and `arrives` the rounds in which they arrived, with churn.
+
+        `pooled` are metrics on all clients' samples together, by stage, where they are known.
+        """
         stages = {name: {"metric": s.metric, **asdict(summarise(s))} for name, s in evaluation.stages.items()}
-        record = {"kind": "evaluation", "round": evaluation.round, "stages": stages}
+        record: dict[str, Any] = {"kind": "evaluation", "round": evaluation.round, "stages": stages}
         if arrives:
             record["newcomers"] = since_arrival(evaluation, arrives)
+        if pooled:
+            record["pooled"] = pooled
         self._append("metrics.jsonl", json.dumps(record) + "\n")
-        lines = []
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        header = self._header()
+        if not header:
+            first = next(iter(evaluation.stages.values()))
+            header = [*FIRST, *_ordered(first.test), *(f"{VAL}{name}" for name in _ordered(first.val))]
+            writer.writerow(header)
         for stage, s in evaluation.stages.items():
-            absent = np.full(len(s.clients), np.nan)
-            scores = [s.test.get("accuracy", absent), s.test["loss"], s.val.get("accuracy", absent), s.val["loss"]]
-            whole = [map(str, column.tolist()) for column in (s.clients, s.samples, s.steps)]
-            real = [["" if v != v else repr(v) for v in column.tolist()] for column in scores]
-            lines += [f"{evaluation.round},{stage},{','.join(line)}\n" for line in zip(*whole, *real, strict=True)]
-        self._append("clients.csv", "".join(lines))
+            size = len(s.clients)
+            known: dict[str, Iterable[Any]] = {
+                "round": [evaluation.round] * size, "stage": [stage] * size, "client": s.clients.tolist(),
+                "name": [names[k] for k in s.clients], "samples": s.samples.tolist(), "steps": s.steps.tolist(),
+                **{name: _written(values) for name, values in s.test.items()},
+                **{f"{VAL}{name}": _written(values) for name, values in s.val.items()},
+            }
+            writer.writerows(zip(*(known.get(column, [""] * size) for column in header), strict=True))
+        self._append("clients.csv", text.getvalue())
+
+    def _header(self) -> list[str]:
+        """The columns of clients.csv; none while it is empty."""
+        with (self.path / "clients.csv").open(newline="") as file:
+            return next(csv.reader(file), [])
+
+    def append_confusion(self, stage: str, t: int, counts: confusion.Counts) -> None:
+        self._append(confusion.FILE, confusion.line(stage, t, counts))
 
     def save(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """A checkpoint that also remembers the length of the files, so that resuming cuts what came after it."""
-        lengths = {name: (self.path / name).stat().st_size for name in RECORDS}
+        sizes = {name: self.path / name for name in RECORDS}
+        lengths = {name: path.stat().st_size for name, path in sizes.items() if path.exists()}
         checkpoint.save(self.checkpoint, tensors, {**meta, "lengths": lengths})
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The checkpoint; lines that were written after it are cut off, because those rounds will be repeated."""
         tensors, meta = checkpoint.load(self.checkpoint)
         lengths = meta["lengths"] if isinstance(meta.get("lengths"), dict) else {}
-        known = all(isinstance(lengths.get(name), int) and lengths[name] >= 0 for name in RECORDS)
+        # earlier versions wrote no matrices
+        there = [name for name in RECORDS if name != confusion.FILE or (self.path / name).exists()]
+        lengths = {confusion.FILE: 0, **lengths}
+        known = all(isinstance(lengths.get(name), int) and lengths[name] >= 0 for name in there)
         if not known:
             raise CoterieError(f"the checkpoint {self.checkpoint} is damaged: it does not say what belongs to it.")
-        for name in RECORDS:
+        for name in there:
             try:
                 os.truncate(self.path / name, lengths[name])
             except (OSError, OverflowError) as reason:
@@ -151,10 +187,16 @@ class Folder:
         by_round: dict[int, dict[str, list[list[str]]]] = {}
         with _reading(self.path / "clients.csv"):
             with (self.path / "clients.csv").open(newline="") as file:
-                for line in list(csv.reader(file))[1:]:
-                    if len(line) == len(COLUMNS):  # a killed run may have left half a line
+                lines = csv.reader(file)
+                header = next(lines, [])
+                for line in lines:
+                    if len(line) == len(header):  # a killed run may have left half a line
                         by_round.setdefault(int(line[0]), {}).setdefault(line[1], []).append(line)
-            read = {t: {name: _scores(lines) for name, lines in stages.items()} for t, stages in by_round.items()}
+            chosen = scale_of(self.config().get("metrics"))
+            read = {
+                t: {name: _scores(header, lines, chosen) for name, lines in stages.items()}
+                for t, stages in by_round.items()
+            }
             found = [Evaluation(t, stages) for t, stages in read.items()]
             if len(found) > 1 and found[-1].stages.keys() != found[0].stages.keys():
                 found.pop()  # it was being written when the run was killed
@@ -179,9 +221,11 @@ class Folder:
             if arrives and max(seen, default=0) >= len(arrives):
                 raise ValueError(f"clients.csv names clients beyond the {len(arrives)} of the churn")
             printed, names = str(config.get("published", "")), tuple(map(str, config.get("clients", ())))
+            samples = config.get("samples") or config.get("job") or {}
+            classes = confusion.class_names(config.get("federation", {}), int(samples.get("classes", 0)))
         return Result(
             method, seed, history, rounds, sum(record["seconds"] for record in rounds), printed, names, self.path,
-            arrives=arrives,
+            arrives=arrives, classes=classes,
         )
 
     def _lines(self) -> Iterable[dict[str, Any]]:
@@ -235,16 +279,32 @@ def _round(record: dict[str, Any]) -> dict[str, Any]:
             "seconds": float(record.get("seconds", 0.0))}
 
 
-def _scores(lines: list[list[str]]) -> Scores:
+def _ordered(metrics: Iterable[str]) -> list[str]:
+    """Accuracy first, as ever, then the others as they come."""
+    return sorted(metrics, key=lambda name: name != "accuracy")
+
+
+def _written(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[str]:
+    """Every digit, and nothing where there is no number."""
+    return ["" if v != v else repr(v) for v in values.tolist()]
+
+
+def _scores(header: Sequence[str], lines: list[list[str]], chosen: Scale | None) -> Scores:
+    """One stage of one evaluation, from its lines under this header."""
+
     def column(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        place = COLUMNS.index(name)
+        place = header.index(name)
         return np.array([float(line[place]) if line[place] else np.nan for line in lines])
 
-    whole = [np.array([int(line[COLUMNS.index(name)]) for line in lines]) for name in ("client", "samples", "steps")]
-    test, val = {"loss": column("loss")}, {"loss": column("val_loss")}
-    if not np.isnan(column("accuracy")).all():
-        test["accuracy"], val["accuracy"] = column("accuracy"), column("val_accuracy")
-    return Scores(whole[0], whole[1], whole[2], test, val)
+    whole = [np.array([int(line[header.index(name)]) for line in lines]) for name in ("client", "samples", "steps")]
+    metrics = [name for name in header if name not in FIRST and not name.startswith(VAL)]
+    found = {name: column(name) for name in metrics}
+    test = {name: values for name, values in found.items() if name != "accuracy" or not np.isnan(values).all()}
+    val = {name: column(f"{VAL}{name}") for name in test if f"{VAL}{name}" in header}
+    for name in ("loss", *([chosen.name] if chosen is not None else [])):
+        if name not in test or name not in val:
+            raise ValueError(f"no column {name}")
+    return Scores(whole[0], whole[1], whole[2], test, val, chosen)
 
 
 def inside(path: Path) -> list[Folder]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,6 +17,8 @@ from coterie.errors import CoterieError, unknown
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.stages import SERVED, basis
 from coterie.evaluation.summary import chosen_round
+from coterie.running import confusion
+from coterie.running.confusion import Confusion, Counts
 
 When = Literal["chosen", "last"]
 
@@ -46,6 +49,9 @@ class Result:
     folder: Path | None = None
     simulation: InMemory | None = field(default=None, repr=False, compare=False)
     arrives: tuple[int, ...] = ()  # with churn, the round in which each training client arrived, 0 at the start
+    classes: tuple[str, ...] = ()  # their names, or numbers; none for regression
+    matrices: Mapping[tuple[str, int], Counts] = field(default_factory=dict, repr=False, compare=False)
+    """Of a run without a folder: the confusion counts by stage and round."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -61,6 +67,19 @@ class Result:
             raise unknown("stage", stage, self.stages)
         wanted = self.round_of(stage, when)
         return next(e.stages[stage] for e in self.history if e.round == wanted)
+
+    def confusion(self, stage: str = SERVED, when: When = "chosen") -> Confusion | None:
+        """Each client's test samples by label and answer: `counts [clients, classes, classes]`, classes and round.
+
+        Clients are those of `at(stage, when)`, in the same order. None where there is no such record: for regression,
+        where clients and classes are very many, in runs of earlier versions, and of the last round until a run ends.
+        """
+        clients, t = len(self.at(stage, when).clients), self.round_of(stage, when)
+        if (stage, t) in self.matrices:
+            return Confusion(self.matrices[stage, t], self.classes, t)
+        if self.folder is None or not self.classes:
+            return None
+        return confusion.read(self.folder / confusion.FILE, stage, t, clients, self.classes)
 
     @property
     def bytes_each_round(self) -> float:

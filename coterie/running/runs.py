@@ -15,7 +15,7 @@ from coterie.contract.method import Method
 from coterie.contract.net import PerSample
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.options import build
+from coterie.options import build, pieces
 from coterie.running.driver import Driver, Progress
 from coterie.running.folder import Folder, place_of
 from coterie.running.result import Result
@@ -30,31 +30,53 @@ ALWAYS = ("local", "fedavg")
 
 
 Watch = Callable[[Progress], None]
+"""Is told the progress of a run."""
+Watched = Watch | str | Sequence[Watch | str] | None
+"""What is watched: metrics, by their spellings, that are stored beside the one that decides, and who is told of the
+progress; one of these or several."""
 
 
 def run(
     method: Method | str, model: ModelLike, federation: Federation, *, folder: str | Path | None = None,
-    head: str | None = None, loss: PerSample | None = None, watch: Watch | None = None, resume: bool = False,
+    head: str | None = None, loss: PerSample | None = None, watch: Watched = None, resume: bool = False,
     **training: Any,
 ) -> Result:
     """Train one method and return its result; further options are those of `Training` (rounds, lr, seed, ...).
 
-    With a `folder` everything is recorded there and the state is checkpointed; `resume` goes on from it.
+    With a `folder` everything is recorded there and the state is checkpointed; `resume` goes on from it. `watch` names
+    metrics, `watch=("f1", "auroc")`, is a function that is told the progress, or both in a list.
     """
-    made = prepare_run(method, model, federation, folder=folder, head=head, loss=loss, resume=resume, **training)
-    return made.go(watch)[0]
+    metrics, told = _parted(watch)
+    made = prepare_run(
+        method, model, federation, folder=folder, head=head, loss=loss, resume=resume, watch=metrics, **training
+    )
+    return made.go(told)[0]
 
 
 def compare(
     methods: Iterable[Method | str], model: ModelLike, federation: Federation, *, seeds: int | Sequence[int] = 1,
-    folder: str | Path | None = None, watch: Watch | None = None, resume: bool = False,
+    folder: str | Path | None = None, watch: Watched = None, resume: bool = False,
     head: str | None = None, loss: PerSample | None = None, **training: Any,
 ) -> list[Result]:
     """Run every method with every seed on the same federation; Local and FedAvg are always among them."""
+    metrics, told = _parted(watch)
     made = prepare_comparison(
-        methods, model, federation, seeds=seeds, folder=folder, resume=resume, head=head, loss=loss, **training
+        methods, model, federation, seeds=seeds, folder=folder, resume=resume, head=head, loss=loss, watch=metrics,
+        **training,
     )
-    return made.go(watch)
+    return made.go(told)
+
+
+def _parted(watch: Watched) -> tuple[tuple[str, ...], Watch | None]:
+    """The metrics among what is watched, and one function that tells everybody who is to be told."""
+    several = [] if watch is None else [watch] if isinstance(watch, str) or callable(watch) else list(watch)
+    people = [one for one in several if not isinstance(one, str)]
+
+    def tell(progress: Progress) -> None:
+        for one in people:
+            one(progress)
+
+    return tuple(name for one in several if isinstance(one, str) for name in pieces(one)), tell if people else None
 
 
 def prepare_run(

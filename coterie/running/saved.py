@@ -132,8 +132,8 @@ class Saved:
 
 
 def anywhere(training: Training) -> Training:
-    """The options on whatever device is here: a run on a GPU is also read without one."""
-    return replace(training, device="auto")
+    """The options on whatever device is here: a run on a GPU is also read without one, and without metrics' files."""
+    return replace(training, device="auto", metric="auto", watch=())
 
 
 def _samples(experiment: Experiment | None, path: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from coterie.engine.store import Store
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.stages import PREFIX
+from coterie.metrics.confusion import ByLabelAndAnswer
 from coterie.running import arrival, checkpoint
 from coterie.running.clients import (
     Clients,
@@ -36,6 +37,7 @@ from coterie.running.clients import (
     score,
     score_newcomers,
 )
+from coterie.running.confusion import CONFUSION, MOST_CELLS, class_names
 from coterie.running.round import Round
 from coterie.running.server import Server, chance, record_class
 from coterie.running.together import Call, Course, alone
@@ -57,6 +59,9 @@ class Simulation(Clients):
         """`twin` is a simulation of a method kin to this one: its engine serves both where the module is the same."""
         super().__init__(method, model, federation, training, head, loss, choices, twin)
         training = self.training
+        self.class_names = class_names(self.federation.recipe, self.federation.classes)
+        if 0 < self.federation.clients * self.federation.classes**2 <= MOST_CELLS:
+            self.scored = replace(self.scored, kept=(ByLabelAndAnswer(),))
         churn.require_somebody(self.federation, training.rounds)
         if method.aggregator.private and self.federation.schedule is not None:
             raise CoterieError("the private aggregator's noise is made for a fixed population; leave out the churn.")
@@ -171,7 +176,7 @@ class Simulation(Clients):
         """Of a method with a few server models: who uses which, how each would serve every client, how they differ.
 
         `choice [M]` is the model nearest to the row that a client uses (the row itself where it picks one), `test
-        [M, K]` the accuracy, or the loss, of every model on every client's test data, `apart [K, K]` the distances
+        [M, K]` the chosen metric of every model on every client's test data, `apart [K, K]` the distances
         between the models' parameters and `moved [K]` how far each went from its start. M counts the clients that have
         arrived. None for other methods.
         """
@@ -179,7 +184,7 @@ class Simulation(Clients):
         if rows is None:
             return None
         points = self.layout.cut(rows, "parameters")
-        metric = "accuracy" if self.federation.classes else "loss"
+        metric = self.measures.chosen
         choice: list[int] = []
         test: list[list[float]] = []
         for ids in self._waves(np.arange(self.arrived)):
@@ -188,12 +193,12 @@ class Simulation(Clients):
             away = torch.stack([torch.linalg.vector_norm(mine - point, dim=1) for point in points], 1)  # [C, K]
             choice += away.argmin(1).tolist()
             everyone = rows.expand(len(ids), *rows.shape)
-            test += _short(cohort.measure(everyone, "test")[metric])
+            test += _short(cohort.score(everyone, "test", self.measures.further)[metric.label])
         first = self.method.few(self.method.start(self.init))
         start = points[:1] if first is None else self.layout.cut(first, "parameters")
         moved = torch.linalg.vector_norm(points - (start if len(start) == len(points) else start[:1]), dim=1)
         return {
-            "round": self.rounds_done, "choice": choice, "metric": metric, "test": test,
+            "round": self.rounds_done, "choice": choice, "metric": metric.label, "test": test,
             "apart": _short(between(points, points)), "moved": _short(moved),
         }
 
@@ -378,9 +383,14 @@ class Simulation(Clients):
         test, val, spent = zip(*found, strict=True)
         seen = {name: t.double().cpu().numpy() for name, t in records.concatenate(test).items()}
         chosen = {name: t.double().cpu().numpy() for name, t in records.concatenate(val).items()}
+        counts = seen.pop(CONFUSION, None)
         has_val = self.engine.sizes(ids, "val") > 0
-        held = {name: np.where(has_val, t, np.nan) for name, t in chosen.items()}
-        return Scores(ids, self.engine.sizes(ids, "test"), np.concatenate(spent), seen, held)
+        known = self.measures.columns(chosen, self.class_names)
+        held = {name: np.where(has_val, t, np.nan) for name, t in known.items()}
+        return Scores(
+            ids, self.engine.sizes(ids, "test"), np.concatenate(spent), self.measures.columns(seen, self.class_names),
+            held, self.measures.scale, None if counts is None else counts.astype(np.int64),
+        )
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

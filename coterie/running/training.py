@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from coterie import registry
+from coterie import files, registry
 from coterie.contract.local import LocalOptions
 from coterie.contract.schedules import factor
 from coterie.data.augment import NONE, Augment
@@ -71,11 +71,18 @@ class Training(LocalOptions):
     another (off); auto joins them where the model is small enough for it to pay."""
     checkpoint_every: int = 10
     """Rounds between checkpoints."""
+    metric: str = "auto"
+    """What decides the reported round, the early stop and the verdict: auroc, top_k(k=3), ... or mine.py:Mine. auto is
+    the accuracy where there are classes, else the loss."""
+    watch: tuple[str, ...] = ()
+    """Further metrics that are computed and stored for every client."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, server in registry.OPTIMIZERS.items():
             object.__setattr__(self, name, registry.shortest(getattr(self, name), server))
+        object.__setattr__(self, "metric", whole_path(self.metric))
+        object.__setattr__(self, "watch", tuple(whole_path(spec) for spec in self.watch))
         for name, lowest in (("rounds", 0), ("evaluate_every", 1), ("patience", 0), ("wave", 0),
                              ("checkpoint_every", 1), ("seed", 0)):
             if getattr(self, name) < lowest:
@@ -95,6 +102,11 @@ class Training(LocalOptions):
         """Whether a client's step is `row - lr * gradient`."""
         return self.clip is None and registry.optimizer(self.optimizer).plain
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The spellings of all that are computed, the one that decides first."""
+        return (self.metric, *self.watch)
+
     def require(self, classes: int, shape: Sequence[int], own_loss: bool = False) -> None:
         """Raise where an option does not fit the samples, of so many classes and this shape, or a user's own loss."""
         if not classes:
@@ -112,3 +124,9 @@ class Training(LocalOptions):
     def lr_at(self, round: int) -> float:
         """The learning rate of a round."""
         return self.lr * factor(self.schedule, round, self.rounds, self.decay, self.warmup)
+
+
+def whole_path(spec: str, folder: str = "") -> str:
+    """`mine.py:Gmean(p=2)` with the file's whole path, seen from a folder; other spellings as they are."""
+    name, opened, rest = spec.partition("(")
+    return f"{files.resolved(f'{folder}/{name}' if folder and files.IN_FILE.match(name) else name)}{opened}{rest}"

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import FILES, SMALL, coterie, in_process, in_process_shown
+from commands import FILES, SMALL, coterie, exit_code, in_process, in_process_shown
 
 from coterie.cli import run as training
 from coterie.running import checkpoint
+from coterie.running.experiment import Experiment
 from coterie.running.folder import Folder
 
 
@@ -219,3 +221,49 @@ def test_seeds_that_share_a_stack_are_stopped_and_resumed_to_the_same_rows(tmp_p
         again = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
         assert json.loads(again.read_text())["rows_sha256"] == json.loads(path.read_text())["rows_sha256"]
         assert [r["round"] for r in Folder(again.parent).rounds()] == list(range(80))  # each once
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("watch", [
+    ["--watch", "f1", "auroc"], ["--watch", "f1", "--watch", "auroc"], ["--watch", "f1,auroc"],
+    ["--set", "watch=f1,auroc"],
+])
+def test_metrics_are_named_once_after_watch_or_with_commas(watch, monkeypatch, tmp_path):
+    """Words after --watch that name metrics are metrics; the word that follows them and names none is a method."""
+    seen = {}
+    monkeypatch.setattr(training, "go_on", lambda experiment, *given, **options: seen.update(one=experiment))
+    words = ["compare", "fedper", "--metric", "balanced_accuracy", *watch, *([] if "=" in watch[-1] else ["ifca"])]
+    assert exit_code(monkeypatch, *words, "--out", tmp_path / "out") == 0
+    assert seen["one"].training.metric == "balanced_accuracy"
+    assert seen["one"].training.watch == ("f1", "auroc")
+    assert seen["one"].methods == (("fedper",) if "=" in watch[-1] else ("fedper", "ifca"))
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--metric", "r2"], "r2 scores numbers, but the labels of these data are 10 classes"),
+    (["--watch", "top_k(k=10)"], "below the 10 classes of these data, not 10; write top_k(k=9)"),
+    (["--metric", "recall"], "cannot decide between rounds; watch it (--watch recall)"),
+    (["--metric", "acuracy"], "unknown metric 'acuracy'; did you mean 'accuracy'?"),
+    (["--metric", "nobody.py:Mine"], "there is no file"),
+])
+def test_a_metric_that_cannot_score_the_data_is_refused_before_anything_is_written(
+    words, said, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    code, text = in_process(["run", "fedavg", *SMALL, *words, "--out", "out"], monkeypatch, capsys)
+    assert code == 2
+    assert said in text.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_for_config_names_metrics_as_seen_from_its_own_folder(monkeypatch, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "own.toml").write_text(
+        'methods = ["fedavg"]\n[training]\nmetric = "mine.py:Mine(p=2)"\nwatch = ["f1", "mine.py:Mine"]\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    read = Experiment.read(Path("sub/own.toml")).training
+    assert read.metric == f"{tmp_path}/sub/mine.py:Mine(p=2)"
+    assert read.watch == ("f1", f"{tmp_path}/sub/mine.py:Mine")

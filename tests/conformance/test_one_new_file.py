@@ -1,5 +1,7 @@
-"""A method, an aggregator, an optimizer and a reader are one file each: dropped into its folder, it works with no edit
-elsewhere."""
+"""A method, an aggregator, an optimizer, a metric and a reader are one file each: dropped into its folder, it works.
+
+Nothing else is edited.
+"""
 
 import json
 import os
@@ -8,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import coterie
+from coterie.running.folder import Folder
 
 TOY = '''
 """Halfway: every client uses the middle between its own model and the shared one."""
@@ -74,6 +78,39 @@ class Cautious(Aggregator):
 
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         return self.s * (weights @ updates)
+'''
+
+METRIC = '''
+"""Metrics of the worst class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from coterie.contract.metric import Metric
+
+
+@dataclass(frozen=True)
+class WorstRecall(Metric):
+    """min over classes k of (right_k + prior) / (labels_k + prior)."""
+
+    prior: float = 1.0
+    """Right answers that every class is granted."""
+
+    name = "worst_recall"
+    percent = True
+    kind = "classes"
+
+    def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        mine = (y[:, None] == outputs.new_tensor(range(outputs.shape[-1]))) * weight[:, None]
+        right = (outputs.argmax(-1) == y)[:, None]
+        return {"right": (mine * right).sum(0), "labels": mine.sum(0)}
+
+    def value(self, sums: Mapping[str, Tensor]) -> Tensor:
+        return ((sums["right"] + self.prior) / (sums["labels"] + self.prior)).amin(-1)
 '''
 
 OPTIMIZER = '''
@@ -218,6 +255,57 @@ assert torch.allclose(moved.abs(), torch.tensor(0.25)), moved
     assert "fedavg:server=lion(lr=0.1)+median" in done.stdout
     refused = run(tmp_path, "-m", "coterie", "run", "fedavg:server=lion(beta1=1)", "--clients", "4", *SMALL)
     assert "lion's beta1 must be at least 0 and below 1, not 1.0" in " ".join(refused.stderr.split())
+
+
+def worst_recall(place: Path, column: str) -> None:
+    """The chosen round's values are the least of (right + prior) / (labels + prior), from the confusion matrices."""
+    result = Folder(place / "out").result()
+    scores, counts = result.at("served"), result.confusion("served").counts
+    prior = 2.0 if "prior" in column else 1.0
+    expected = ((np.diagonal(counts, axis1=1, axis2=2) + prior) / (counts.sum(2) + prior)).min(1)
+    np.testing.assert_allclose(scores.test[column], expected, rtol=1e-9)
+
+
+@pytest.mark.long
+def test_a_new_file_is_a_new_metric(tmp_path):
+    """It decides, is watched beside others, and is stored per client."""
+    copied(tmp_path, "metrics/worst.py", METRIC)
+    words = ["--clients", "4", *SMALL, "--metric", "worst_recall(prior=2.0)", "--watch", "f1", "worst_recall"]
+    done = run(tmp_path, "-m", "coterie", "run", "fedavg", *words)
+    assert done.returncode == 0, done.stderr
+    assert Folder(tmp_path / "out").result().at("served").metric == "worst_recall(prior=2.0)"
+    for column in ("worst_recall(prior=2.0)", "worst_recall"):
+        worst_recall(tmp_path, column)
+    refused = run(tmp_path, "-m", "coterie", "run", "fedavg", "--metric", "worst_recal", "--out", "other")
+    assert "unknown metric 'worst_recal'; did you mean 'worst_recall'?" in refused.stderr.replace("\n", " ")
+
+
+@pytest.mark.long
+def test_a_metric_in_a_file_of_its_own_decides_and_is_needed_for_the_training_alone(tmp_path):
+    """Chosen by its path, resumed from another folder; the table is shown when the file is gone."""
+    (tmp_path / "mine.py").write_text(METRIC)
+    package = Path(coterie.__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+    def command(*words, cwd=tmp_path):
+        command = [sys.executable, "-m", "coterie", *map(str, words)]
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+    chosen = ["--metric", "mine.py:WorstRecall(prior=2)", "--watch", "mine.py:WorstRecall"]
+    done = command("run", "fedavg", "--clients", "4", *SMALL, *chosen)
+    assert done.returncode == 0, done.stderr
+    for column in ("worst_recall(prior=2.0)", "worst_recall"):
+        worst_recall(tmp_path, column)
+    (tmp_path / "elsewhere").mkdir()
+    assert command("resume", tmp_path / "out", cwd=tmp_path / "elsewhere").returncode == 0
+    (tmp_path / "mine.py").unlink()
+    for words in (["show", "out"], ["export", "out", "--client", "0", "-o", "model.safetensors"]):
+        done = command(*words)
+        assert done.returncode == 0, done.stderr
+    again = command("run", "fedavg", *chosen, "--out", "other")
+    assert again.returncode == 2
+    assert "to take the metric WorstRecall from" in again.stderr
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.long

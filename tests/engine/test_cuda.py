@@ -288,3 +288,19 @@ def test_a_wave_needs_no_more_than_was_estimated():
     used = torch.cuda.max_memory_allocated() - before - simulation.engine.x.nbytes - simulation.engine.y.nbytes
     estimate = 64 * waves.slot_bytes(columns, 784, (2 * 512 + 3, 512), 10, 20, 4)
     assert estimate / 10 < used < estimate
+
+
+@pytest.mark.parametrize("build", [plain, dropping])
+def test_metrics_and_confusion_counts_are_those_of_the_cpu(build):
+    """Counts are added up in any order on a GPU, and are whole numbers, so the sums are exact."""
+    watch = ("f1", "recall", "auroc", "average_precision", "nll", "ece", "top_k(k=2)")
+    found = {}
+    for device in ("cuda", "cpu"):
+        options = Training(device=device, precision="float64", batch=8, metric="balanced_accuracy", watch=watch)
+        simulation = Simulation(registry.method("fedper"), build, federation(), options)
+        simulation.round()
+        found[device] = simulation.evaluate().stages
+    for stage, expected in found["cpu"].items():
+        np.testing.assert_array_equal(found["cuda"][stage].confusion, expected.confusion)
+        for name, values in expected.test.items():
+            np.testing.assert_allclose(found["cuda"][stage].test[name], values, rtol=1e-8, err_msg=name)

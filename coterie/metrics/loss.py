@@ -1,0 +1,40 @@
+"""Loss: what training makes small, averaged over samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from coterie.contract.metric import Metric, Scale
+from coterie.contract.net import PerSample, cross_entropy, loss_name, squared_error
+from coterie.errors import CoterieError
+
+
+@dataclass(frozen=True)
+class Loss(Metric):
+    """mean over samples of the task's own loss: cross-entropy of classes, squared error of numbers, or a user's."""
+
+    function: PerSample = field(default=cross_entropy, repr=False)
+    """The loss of each sample; that of the run, whatever is written."""
+
+    higher = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise CoterieError(f"the loss is the run's own and has no options, so '{self.function}' has no place here; "
+                               "write loss.")
+
+    @property
+    def scale(self) -> Scale:
+        called = "MSE" if self.function is squared_error else loss_name(self.function).replace("_", " ").strip()
+        return replace(super().scale, title=called)
+
+    def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        y = y.to(outputs.dtype) if y.is_floating_point() else y
+        return {"cost": torch.where(weight > 0, self.function(outputs, y) * weight, 0.0).sum(), "samples": weight.sum()}
+
+    def value(self, sums: Mapping[str, Tensor]) -> Tensor:
+        return sums["cost"] / sums["samples"]
