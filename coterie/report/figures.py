@@ -13,7 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from coterie.contract.metric import Scale
 from coterie.errors import counted
+from coterie.evaluation.reading import measured, scaled
 from coterie.evaluation.stages import SEEN, SERVED, title, unseen
 from coterie.report.bubbles import INK, SEEN_COLOUR, UNSEEN_COLOUR, label_classes, label_clients
 from coterie.report.plots import COLOURS, dress, line_style, new_figure
@@ -78,12 +80,17 @@ def focus(data: Data) -> tuple[Data, str]:
     return next(m for m in data["methods"] if m["name"] == name), stage
 
 
+def scale_of(data: Data) -> Scale:
+    """Of the metric that decides."""
+    return Scale(**data["metrics"][0])
+
+
 # -- one function a figure ---------------------------------------------------------------------------------------------
 
 
 def _clients(data: Data, method: Data, stage: str, base: Data) -> Figure:
     before, after = _values(base, SERVED), _values(method, stage)
-    gain = (after - before) * (1 if data["higher"] else -1)
+    gain = (after - before) * scale_of(data).sign
     order = [i for i in np.argsort(-gain, kind="stable") if np.isfinite(gain[i])]
     figure = new_figure(9, 4)
     axes = figure.add_subplot()
@@ -129,9 +136,9 @@ def _convergence(data: Data, stages: Sequence[str]) -> Figure:
     for row, stage in zip(grid, stages):
         for axes, (name, form) in zip(row, axis.items()):
             for method in (m for m in data["methods"] if stage in m["curve"]):
-                curve = method["curve"]
+                means = _floats(method["curve"][stage]["mean"])
                 axes.plot(
-                    curve[name], _scaled(data, _floats(curve[stage]["mean"])), color=_colour(data, method),
+                    method["spent"][name], _scaled(data, means), color=_colour(data, method),
                     linewidth=1.4, linestyle=_line(data, method), label=method["label"],
                 )
             dress(axes)
@@ -272,7 +279,7 @@ def _size(data: Data, method: Data, stage: str, against: Sequence[Data]) -> Figu
     grid = figure.subplots(1, len(against), squeeze=False)[0]
     n = np.array([c["train"] for c in data["clients"]], dtype=float)
     for axes, base in zip(grid, against):
-        gain = (_values(method, stage) - _values(base, SERVED)) * (1 if data["higher"] else -1)
+        gain = (_values(method, stage) - _values(base, SERVED)) * scale_of(data).sign
         there = np.isfinite(gain) & (n > 0)
         tint = np.select([gain[there] > 0, gain[there] < 0], [GAIN, LOSS], SAME)
         axes.scatter(n[there], _scaled(data, gain[there]), c=tint, s=22, alpha=0.75, linewidths=0, zorder=3)
@@ -314,11 +321,11 @@ def _there(values: Floats) -> Floats:
 
 
 def _scaled(data: Data, values: Floats) -> Floats:
-    return 100 * values if data["metric"] == "accuracy" else values
+    return scaled(scale_of(data), values)
 
 
 def _what(data: Data) -> str:
-    return "test accuracy in %" if data["metric"] == "accuracy" else "test MSE"
+    return f"test {measured(scale_of(data))}"
 
 
 def _colour(data: Data, method: Data) -> str:

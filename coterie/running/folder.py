@@ -16,9 +16,9 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,10 @@ from torch import Tensor
 
 import coterie
 from coterie import files
+from coterie.contract.metric import Scale
 from coterie.data import SPLITS, Federation
 from coterie.errors import CoterieError, counted
-from coterie.evaluation.score import Evaluation, Scores
+from coterie.evaluation.score import LOSS, Evaluation, Scores, loss_scale
 from coterie.evaluation.stages import SEEN, STAGES
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.options import respelled
@@ -164,9 +165,20 @@ class Folder:
                 raise ValueError("some scores are missing")
         return found
 
+    def scales(self) -> dict[str, Scale]:
+        """How the metrics are read that the run recorded, by name; earlier versions recorded loss and accuracy only."""
+        config, data = self.config(), self.data() or {}
+        with _reading(self.path / "config.json"):
+            classes = int(config.get("samples", data).get("classes", 0))
+            found = {LOSS.name: loss_scale(classes, str(config.get("loss") or ""))}
+            for name, one in config.get("metrics", {}).items():
+                found[name] = Scale(name, str(one["title"]), bool(one["higher"]), bool(one.get("percent")))
+        return found
+
     def result(self) -> Result:
         """What the files hold, finished or not."""
-        config, history, rounds = self.config(), tuple(self.history()), tuple(self.rounds())
+        config, rounds, scales = self.config(), tuple(self.rounds()), self.scales()
+        history = tuple(_named(evaluation, scales) for evaluation in self.history())
         if not history:
             raise CoterieError(f"{self.path} holds no evaluation yet.")
         with _reading(self.path / "config.json"):
@@ -245,6 +257,12 @@ def _scores(lines: list[list[str]]) -> Scores:
     if not np.isnan(column("accuracy")).all():
         test["accuracy"], val["accuracy"] = column("accuracy"), column("val_accuracy")
     return Scores(whole[0], whole[1], whole[2], test, val)
+
+
+def _named(evaluation: Evaluation, scales: Mapping[str, Scale]) -> Evaluation:
+    """Scores that do not say which metric decides, with the run's own word for theirs."""
+    stages = {name: replace(s, chosen=scales.get(s.metric, s.scale)) for name, s in evaluation.stages.items()}
+    return replace(evaluation, stages=stages)
 
 
 def inside(path: Path) -> list[Folder]:

@@ -14,6 +14,7 @@ from coterie.advise.pilot import PilotPlan, constant, fewer
 from coterie.advise.shift import PullClusters, Shift
 from coterie.data import Federation
 from coterie.errors import CoterieError
+from coterie.metrics.accuracy import Accuracy
 from coterie.models import model
 from coterie.running.experiment import Experiment
 
@@ -86,9 +87,9 @@ def test_regression_is_judged_by_its_error():
         clients.append((x, x[:, 0] * (1 if i % 2 else -1)))
     data = Federation.from_clients(clients, val=0.2)
     pilot = advise(model("linear", (3,), 1), data, rounds=4, seeds=1, lr=0.1, device="cpu", newcomers="none")
-    assert pilot.findings.metric == "loss"
+    assert (pilot.findings.metric.name, pilot.findings.metric.higher) == ("loss", False)
     assert pilot.advice.way not in ("shared", "conflict-free")
-    assert "an error of" in " ".join(report.sentences(pilot))
+    assert f"{pilot.findings.metric.title} 0." in " ".join(report.sentences(pilot))
     by_label = {s.candidate.label: s.value for s in pilot.advice.standings}
     assert by_label["fedavg"] < -0.5  # the mean of opposite slopes is 0, whose error is x's variance, 1
 
@@ -97,7 +98,7 @@ def test_the_guess_is_each_clients_most_frequent_training_class():
     """Most of the first client's labels are 0, of the others' 1; the accuracy is recounted from the samples."""
     y = [np.repeat([0, 1], [30, 10]), np.repeat([0, 1], [4, 36]), np.ones(40, int)]
     data = Federation.from_clients([(np.zeros((40, 2), np.float32), labels) for labels in y], val=0.2)
-    found = constant(data)
+    found = constant(data, Accuracy().scale)
     for i, most in enumerate((0, 1, 1)):
         assert found[i] == pytest.approx(float((data.client(i, "val")[1] == most).float().mean()))
     assert found[2] == 1  # it has one class
@@ -139,7 +140,7 @@ def told(*values, noise=0.0, clusters=CLOUD, stages=("served",) * 9):
                   float("nan"), 100.0)
         for name, way, value, stage in zip(names, ways, values, stages, strict=False)
     )
-    found = Findings(made, Shift(0.1, 0.1, 0.0), clusters, 8, 0, (30, 40), "accuracy", "none", "mean",
+    found = Findings(made, Shift(0.1, 0.1, 0.0), clusters, 8, 0, (30, 40), Accuracy().scale, "none", "mean",
                      np.full(8, 0.2))
     return Pilot(found, decide(found), PilotPlan(names, 10, 2, None, None), 5.0)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from chromium import SIZES, chromium, opened, screenshots
 
+from coterie.evaluation.reading import number
 from coterie.report.contents import gather
 from coterie.report.figures import focus
 from coterie.report.page import page as html
-from coterie.report.table import number, rows
+from coterie.report.table import rows
 from coterie.report.watch import server
 from coterie.running.folder import inside
 

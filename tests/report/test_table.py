@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.errors import CoterieError
-from coterie.evaluation.score import Evaluation, Scores
-from coterie.report.table import Line, comparison, human_bytes, human_seconds, markdown, number, rows, to_csv
+from coterie.evaluation.score import Evaluation, Scores, loss_scale
+from coterie.report.table import Line, comparison, human_bytes, human_seconds, markdown, rows, to_csv
 from coterie.report.verdict import served_worst, verdict
 from coterie.running.result import Result
 
@@ -25,7 +25,9 @@ def scores(values: Sequence[float], metric: str = "accuracy", steps: int = 0, va
     test = np.array(values, dtype=np.float64)
     held = np.full(len(test), np.nan if val is None else val)
     tables = [{"loss": t} if metric == "loss" else {"loss": 1 - t, "accuracy": t} for t in (test, held)]
-    return Scores(np.arange(len(test)), np.full(len(test), 10), np.full(len(test), steps), tables[0], tables[1])
+    chosen = loss_scale(0) if metric == "loss" else None
+    whole = (np.arange(len(test)), np.full(len(test), 10), np.full(len(test), steps))
+    return Scores(*whole, tables[0], tables[1], chosen)
 
 
 def result(
@@ -276,21 +278,13 @@ def test_fedavgft_stands_in_for_a_missing_fedavg() -> None:
     [
         ([], "there is no result"),
         ([result("ditto", [0.5], [0.6])] * 2, "twice with seed 0"),
-        ([result("a", [0.5], [0.6]), result("b", [0.5], [0.6], metric="loss")], "cannot be compared"),
+        ([result("a", [0.5], [0.6]), result("b", [0.5], [0.6], metric="loss")],
+         "accuracy and MSE cannot be compared; give results of one metric only"),
     ],
 )
 def test_what_cannot_be_compared(runs: list[Result], message: str) -> None:
     with pytest.raises(CoterieError, match=message):
         rows(runs)
-
-
-@pytest.mark.parametrize(
-    ("value", "decimals", "text"),
-    [(88.25, 1, "88.3"), (88.35, 1, "88.4"), (100 * 0.28725, 2, "28.73"), (88.2499, 1, "88.2"), (-0.25, 1, "-0.3")],
-)
-def test_halves_are_rounded_away_from_zero(value: float, decimals: int, text: str) -> None:
-    """88.25 is a double, where round-half-even gives 88.2; 88.35 and 100 * 0.28725 lie below their decimals."""
-    assert number(value, decimals) == text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import coterie
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.models import model
-from coterie.report.untrained import constant, frequent, label_counts
+from coterie.report.untrained import CONSTANT, constant, known_and_scored, label_counts
 from coterie.report.verdict import answer, verdict
 from coterie.running.folder import Folder
 from coterie.running.result import Result
@@ -43,8 +43,9 @@ def said_of(values, folder):
 
 
 def test_the_most_frequent_class_is_that_of_training_scored_on_test_data():
-    assert frequent(HELD, TESTED) == pytest.approx(FREQUENT)
-    assert frequent(HELD, None) == pytest.approx([0.6, 0.7, 0.5])  # the largest share of all samples
+    level = CONSTANT["accuracy"].level
+    assert level(*known_and_scored(HELD, TESTED)) == pytest.approx(FREQUENT)
+    assert level(*known_and_scored(HELD, None)) == pytest.approx([0.6, 0.7, 0.5])  # the largest share of all samples
 
 
 def test_no_method_better_than_the_most_frequent_class(folder):
@@ -89,7 +90,7 @@ def test_clients_of_one_class_are_no_reason_to_blame_the_models(folder):
     tested = held // 4
     record = {"trained": 3, "classes": 3, "histogram": held.tolist(), "tested": tested.tolist()}
     (folder / "data.json").write_text(json.dumps(record))
-    assert not constant(np.ones((1, 3)), held, tested)
+    assert not constant(np.ones((1, 3)), held, tested, CONSTANT["accuracy"])
     said = said_of({"local": [1.0, 1.0, 1.0], "fedavg": [0.5, 0.5, 0.5]}, folder)
     assert said["warnings"] == [
         "Every client's test data are of one class, its most frequent one: they cannot tell methods apart."

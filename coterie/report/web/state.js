@@ -6,6 +6,7 @@ const state = {
   method: "",
   stage: SERVED,
   base: "",
+  metric: "",
   client: -1,
   axis: "rounds",
   few: "",
