@@ -16,7 +16,7 @@ PROPORTIONS = ("accuracy", "top_k")
 
 def is_proportion(scale: Scale) -> bool:
     """Whether a client's value is the share of its test samples that are right."""
-    return scale.name in PROPORTIONS
+    return scale.name.partition("(")[0] in PROPORTIONS  # top_k(k=3) has options
 
 
 def clopper_pearson(correct: float, n: float, level: float = LEVEL) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from coterie.errors import CoterieError, counted
 from coterie.evaluation.stages import ABOUT, SEEN, SERVED, STAGES, unseen
 from coterie.report.arrivals import newcomers, schedule
 from coterie.report.conflicts import alike, last_cosines, opposed
+from coterie.report.confusion import CELLS, counted_by_client, matrices, recall, weakest
 from coterie.report.few_models import few
 from coterie.report.plots import means_by_round
 from coterie.report.series import Floats, finite, over_seeds, thinned
@@ -47,6 +48,11 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
     read = [(folder, folder.result()) for folder in runs_of(paths) if _begun(folder)]
     if not read:
         raise CoterieError(f"{paths[0]} holds no evaluation yet; give it time, or resume it.")
+    return told(read, paths)
+
+
+def told(read: Sequence[tuple[Folder, Result]], paths: Sequence[Path]) -> dict[str, Any]:
+    """The same of runs that have been read."""
     results = [result for _, result in read]
     _same_clients(read)
     groups = by_method(results)
@@ -60,6 +66,7 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
         | {"watched": {s.name: _seen_by(s, group, len(clients), lines[s.name]) for s in scales[1 : 1 + WATCHED]}}
         for name, group in groups.items()
     ]
+    recalled = _confusion(methods, groups, scales[0], len(clients))
     unfinished = sum(not folder.finished for folder, _ in read)
     experiments = list(filter(None, map(_experiment, paths)))
     return {
@@ -70,6 +77,7 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
         "answer": answer(results, unfinished + _waiting(experiments, len(read))),
         "stages": [{"name": stage, "unseen": unseen(stage), "about": ABOUT[stage]} for stage in SEEN],
         "clients": clients, "classes": _classes(read), "labels": labels_of(read[0][0].config()), "methods": methods,
+        "recalled": recalled,
         "notes": _notes(read, budget, scales), "runs": _runs(read), "reproduce": _reproduce(read, experiments),
         "progress": _progress(read, experiments),
     }
@@ -259,6 +267,30 @@ def _conflicts(group: Sequence[Result], clients: int) -> dict[str, Any] | None:
     return found
 
 
+def _confusion(
+    methods: Sequence[dict[str, Any]], groups: Mapping[str, Sequence[Result]], scale: Scale, clients: int
+) -> dict[str, Any]:
+    """Add the matrices and the recall by class to every method, by stage; returns the classes that recall is shown of.
+
+    Unseen clients are left out, as their stages are others.
+    """
+    counts = {
+        (name, stage): found
+        for name, group in groups.items() for stage in SEEN
+        if (found := counted_by_client(group, stage, clients)) is not None
+    }
+    classes = weakest(list(counts.values()))
+    for method in methods:
+        method["confusion"] = {
+            stage: {
+                **matrices(found, _values(groups[name], stage, clients, scale), scale, CELLS // len(counts)),
+                "recall": recall(found, classes),
+            }
+            for (name, stage), found in counts.items() if name == method["name"]
+        }
+    return {"classes": classes, "of": max((int((c.sum((0, 2)) > 0).sum()) for c in counts.values()), default=0)}
+
+
 def _newcomers(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]:
     """By stage, how newcomers fare by rounds since arrival; no key where nobody arrived."""
     read = {stage: newcomers(group, stage, POINTS) for stage in SEEN if stage in stages}
@@ -325,7 +357,7 @@ def _facts(
     training = config["training"]
     found.append(f"{counted(training['rounds'], 'round')}, learning rate {training['lr']:g}")
     seeds = sorted({result.seed for _, result in read})
-    return [*found, counted(len(seeds), "seed")]
+    return [*found, counted(len(seeds), "seed"), f"judged by {scale_of(read[0][1]).title}"]
 
 
 def _title(paths: Sequence[Path]) -> str:

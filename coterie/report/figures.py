@@ -59,6 +59,10 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
         yield "newcomers", _newcomers(data, stages, method)
     if data["classes"] and any(c["classes"] for c in data["clients"]):
         yield "classes", _classes(data)
+    if matrices := method["confusion"].get(stage):
+        yield "confusion", _confusion(data, method, stage, matrices)
+    if data["recalled"]["classes"]:
+        yield "recall", _recall(data, stages)
     for one in data["methods"]:
         if one["few"] and one["few"]["end"]:
             yield f"models-{_slug(one['name'])}", _few(data, one)
@@ -195,6 +199,50 @@ def _classes(data: Data) -> Figure:
     axes.set_ylabel("class", fontsize=9, color=INK)
     axes.set_ylim(-0.7, data["classes"] - 0.3)
     label_classes(axes, data["classes"], data["labels"])
+    return figure
+
+
+def _confusion(data: Data, method: Data, stage: str, found: Data) -> Figure:
+    """Samples by true class and answer: of the client served worst, and of all that train."""
+    worst = found["clients"][0]
+    shown = {f"served worst: {data['clients'][worst['client']]['name'][:28]}": worst, "all clients": found["all"]}
+    size = [float(np.clip(1.2 + 0.42 * len(one["classes"]), 3.2, 9)) for one in shown.values()]
+    figure = new_figure(sum(size) + 1.6, max(size) + 0.9)
+    grid = figure.subplots(1, len(shown), squeeze=False, width_ratios=size)[0]
+    for axes, (who, one) in zip(grid, shown.items()):
+        counts = np.array(one["counts"])
+        share = counts / np.maximum(np.array(one["held"]), 1)[:, None]
+        right = np.eye(len(counts), dtype=bool)
+        axes.imshow(np.where(right, share, -share), cmap="RdBu", vmin=-2, vmax=2)  # pale enough to read the numbers
+        for a, b in np.argwhere(counts) if len(counts) <= 24 else ():
+            axes.text(b, a, counts[a, b], ha="center", va="center", fontsize=7, color=INK)
+        dress(axes)
+        axes.grid(False)
+        _name_columns(data, axes, one["classes"])
+        axes.set_yticks(range(len(counts)), [_class(data, k) for k in one["classes"]])
+        axes.set_xlabel("answered", fontsize=9, color=INK)
+        _title(axes, who)
+    grid[0].set_ylabel(f"true class, {_label(method, stage)}", fontsize=9, color=INK)
+    return figure
+
+
+def _recall(data: Data, stages: Sequence[str]) -> Figure:
+    """The share of each class's samples that a method finds, all clients together."""
+    classes = data["recalled"]["classes"]
+    having = [m for m in data["methods"] if all(stage in m["confusion"] for stage in stages)]
+    figure = new_figure(2.6 + len(stages) * (0.4 + 0.42 * len(classes)), 1.8 + 0.34 * len(having))
+    grid = figure.subplots(1, len(stages), sharey=True, squeeze=False)[0]
+    for axes, stage in zip(grid, stages):
+        lines = [m["confusion"][stage]["recall"] for m in having]
+        share = np.array([[np.nan if one is None else one[0] / one[1] for one in line] for line in lines])
+        axes.imshow(1 - share, cmap="Oranges", vmin=0, vmax=1.4, aspect="auto")
+        for a, b in np.argwhere(np.isfinite(share)) if len(classes) <= 24 else ():
+            axes.text(b, a, f"{100 * share[a, b]:.0f}", ha="center", va="center", fontsize=7, color=INK)
+        dress(axes)
+        axes.grid(False)
+        _name_columns(data, axes, classes)
+        axes.set_yticks(range(len(having)), [m["label"] for m in having])
+        _title(axes, f"recall by class in %, {stage}")
     return figure
 
 
@@ -338,6 +386,19 @@ def _line(data: Data, method: Data) -> str:
 
 def _model(k: int) -> str:
     return COLOURS[k % len(COLOURS)]
+
+
+def _name_columns(data: Data, axes: Axes, classes: Sequence[int]) -> None:
+    """A class below each column, slanted where the names are long."""
+    names = [_class(data, k) for k in classes]
+    slanted = max(map(len, names)) > 3
+    axes.set_xticks(range(len(names)), names, rotation=55 if slanted else 0, ha="right" if slanted else "center",
+                    rotation_mode="anchor" if slanted else "default")
+
+
+def _class(data: Data, k: int) -> str:
+    named = data["labels"] is not None and k < len(data["labels"])
+    return str(data["labels"][k]) if named else str(k)
 
 
 def _slug(name: str) -> str:

@@ -36,7 +36,7 @@ from coterie.evaluation.score import LOSS, Evaluation, Scores, loss_scale
 from coterie.evaluation.stages import SEEN, STAGES
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.options import respelled
-from coterie.running import checkpoint
+from coterie.running import checkpoint, confusion
 from coterie.running.result import Result
 
 RECORDS = ("metrics.jsonl", "clients.csv")
@@ -171,8 +171,10 @@ class Folder:
         with _reading(self.path / "config.json"):
             classes = int(config.get("samples", data).get("classes", 0))
             found = {LOSS.name: loss_scale(classes, str(config.get("loss") or ""))}
-            for name, one in config.get("metrics", {}).items():
-                found[name] = Scale(name, str(one["title"]), bool(one["higher"]), bool(one.get("percent")))
+            recorded = config.get("metrics") or {"chosen": None, "watched": ()}
+            for one in filter(None, (recorded["chosen"], *recorded["watched"])):
+                name = str(one["name"])
+                found[name] = Scale(name, str(one["title"]), bool(one["higher"]), bool(one["percent"]))
         return found
 
     def result(self) -> Result:
@@ -191,9 +193,11 @@ class Folder:
             if arrives and max(seen, default=0) >= len(arrives):
                 raise ValueError(f"clients.csv names clients beyond the {len(arrives)} of the churn")
             printed, names = str(config.get("published", "")), tuple(map(str, config.get("clients", ())))
+            samples = config.get("samples") or config.get("job") or {}
+            classes = confusion.class_names(config.get("federation", {}), int(samples.get("classes", 0)))
         return Result(
             method, seed, history, rounds, sum(record["seconds"] for record in rounds), printed, names, self.path,
-            arrives=arrives,
+            arrives=arrives, classes=classes,
         )
 
     def _lines(self) -> Iterable[dict[str, Any]]:

@@ -16,6 +16,8 @@ from coterie.errors import CoterieError, unknown
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.stages import SERVED, basis
 from coterie.evaluation.summary import chosen_round
+from coterie.running import confusion
+from coterie.running.confusion import Confusion
 
 When = Literal["chosen", "last"]
 
@@ -46,6 +48,7 @@ class Result:
     folder: Path | None = None
     simulation: InMemory | None = field(default=None, repr=False, compare=False)
     arrives: tuple[int, ...] = ()  # with churn, the round in which each training client arrived, 0 at the start
+    classes: tuple[str, ...] = ()  # their names, or numbers; none for regression
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -61,6 +64,16 @@ class Result:
             raise unknown("stage", stage, self.stages)
         wanted = self.round_of(stage, when)
         return next(e.stages[stage] for e in self.history if e.round == wanted)
+
+    def confusion(self, stage: str = SERVED, when: When = "chosen") -> Confusion | None:
+        """Each client's test samples by label and answer: `counts [clients, classes, classes]`, classes and round.
+
+        Clients are those of `at(stage, when)`, in the same order. None where there is no such record.
+        """
+        clients, t = len(self.at(stage, when).clients), self.round_of(stage, when)
+        if self.folder is None or not self.classes:
+            return None
+        return confusion.read(self.folder / confusion.FILE, stage, t, clients, self.classes)
 
     @property
     def bytes_each_round(self) -> float:

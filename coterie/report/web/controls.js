@@ -17,7 +17,7 @@ function controls() {
   fill("base", bases(), state.base);
   fill(
     "metric",
-    D.metrics.map((one) => [one.name, one.title + (one === decides() ? ", decides" : "")]),
+    D.metrics.map((one) => [one.name, one.title]),
     state.metric,
   );
   $("metric").parentElement.hidden = D.metrics.length < 2;

@@ -99,7 +99,7 @@ function servedWorst(m, stage) {
 function worstWords() {
   const worst = servedWorst(methodOf(state.method), state.stage);
   return worst
-    ? ` ${capital(focusName())} serves client ${D.clients[worst.i].name} worst: ${fmt(worst.v)}${unit()}.`
+    ? ` Served worst by ${focusName()}: client ${D.clients[worst.i].name} with ${fmt(worst.v)}${unit()}.`
     : "";
 }
 function spread() {

@@ -24,6 +24,8 @@ function render() {
   convergence();
   newcomers();
   classes();
+  confusion();
+  recalls();
   few();
   conflicts();
   size();

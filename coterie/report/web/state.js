@@ -11,6 +11,7 @@ const state = {
   axis: "rounds",
   few: "",
   conflict: "",
+  confused: "",
   sort: ["mean", -1],
   filter: "",
   shown: "both",
