@@ -20,7 +20,7 @@ from coterie.evaluation.score import Scores
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import summarise
 from coterie.options import build
-from coterie.report.untrained import CONSTANT
+from coterie.report.untrained import constant_by
 from coterie.running import runs
 from coterie.running.clients import ModelLike
 from coterie.running.result import Result
@@ -115,7 +115,7 @@ def constant(federation: Federation, scale: Scale) -> Array | None:
 
     None for targets, and for a metric of which that is not known.
     """
-    by = CONSTANT.get(scale.name)
+    by = constant_by(scale)
     if by is None or not federation.classes:
         return None
     return scale.sign * by.level(*(federation.histogram(split)[federation.seen] for split in ("train", "val")))

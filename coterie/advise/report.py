@@ -19,7 +19,7 @@ from coterie.evaluation.reading import measured, points, shortly, unit
 from coterie.evaluation.stages import ADAPTED
 from coterie.files import write_json
 from coterie.report.table import human_bytes, human_seconds, markdown_table
-from coterie.report.untrained import CONSTANT
+from coterie.report.untrained import constant_by
 from coterie.running.experiment import Experiment
 
 MEANING = {
@@ -52,10 +52,12 @@ def _nothing(pilot: Pilot) -> list[str]:
     """No candidate beats a constant answer, so nothing can be said about ways to serve clients."""
     found, chosen = pilot.findings, pilot.advice.chosen.candidate
     top = max((s.candidate for s in pilot.advice.standings), key=mean_seen)
+    by = constant_by(found.metric)
     assert found.guess is not None
-    constant, answer = _scored_value(pilot, float(np.nanmean(found.guess))), CONSTANT[found.metric.name].words
+    assert by is not None
+    constant = _scored_value(pilot, float(np.nanmean(found.guess)))
     return [
-        f"Nothing was learned: no method is better, by more than noise, than {answer} "
+        f"Nothing was learned: no method is better, by more than noise, than {by.words} "
         f"({_scored_value(pilot, mean_seen(top))} with {top.label}, {constant} without any model).",
         "Scale the inputs (scale=true for tables), change the learning rate (--set lr=...) or allow more rounds; then "
         "ask again.",

@@ -6,7 +6,7 @@ not known, or for a metric of which that is not known, nothing is said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.contract.metric import Scale
 from coterie.data import SPLITS
 from coterie.errors import CoterieError
 from coterie.evaluation.constant import guess
@@ -77,10 +78,11 @@ class Constant:
     """Of one answer for everybody, from the test counts: [clients, answers]."""
 
 
-CONSTANT: Mapping[str, Constant] = {
-    Accuracy.name: Constant("always answering the client's most frequent class", guess, one_class),
-}
-"""By the metric's name; of others it is not known, and nothing is said."""
+def constant_by(scale: Scale) -> Constant | None:
+    """What a constant answer scores by this metric; None where that is not known, and nothing is said."""
+    if scale != Accuracy().scale:
+        return None
+    return Constant("always answering the client's most frequent class", guess, one_class)
 
 
 def constant(values: Floats, held: Ints, tested: Ints | None, by: Constant) -> bool:

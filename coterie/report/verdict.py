@@ -26,7 +26,7 @@ from coterie.evaluation.reading import measured, points, shortly, shown, unit
 from coterie.evaluation.stages import ADAPTED, SERVED
 from coterie.report.series import Floats, over_seeds
 from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, rows
-from coterie.report.untrained import CONSTANT, EXACT, constant, known_and_scored, label_counts, of_one_class
+from coterie.report.untrained import EXACT, constant, constant_by, known_and_scored, label_counts, of_one_class
 from coterie.running.result import Result
 from coterie.running.runs import ALWAYS
 
@@ -117,7 +117,7 @@ def verdict(results: Sequence[Result]) -> str:
 def learned_nothing(results: Sequence[Result], found: Sequence[Case]) -> tuple[str, list[str]]:
     """A sentence where no method beats a constant answer of each client, and sentences on what to do about it."""
     best = MEAN.best(found)
-    scale, counts, by = best.scale, label_counts(results), CONSTANT.get(best.scale.name)
+    scale, counts, by = best.scale, label_counts(results), constant_by(best.scale)
     if counts is None or by is None:
         return "", []
     clients = min(len(counts[0]), best.values.shape[1])

@@ -25,16 +25,20 @@ from coterie.running.result import Result
 
 UNASKED = (Accuracy.name, LOSS.name)
 """Recorded in every run."""
+BOUND = "_bound"
+"""Ends the name of how far a binned metric may be off, which is no metric itself."""
 BY_CLASS = re.compile(r"(.+)\[(.*)\]")
 """A metric of one class: `recall[cat]`."""
 
 
 def others(results: Sequence[Result]) -> list[Scale]:
-    """What was recorded beside the metric that decides, in that order; nothing where nobody asked for more."""
+    """What was recorded beside the metric that decides, those of one class last; none where nobody asked for more."""
     names = dict.fromkeys(name for result in results for name in result.at(result.stages[0], "last").test)
     if all(name in UNASKED for name in names):
         return []
-    return [scale_named(name, results) for name in names if name != scale_of(results[0]).name]
+    chosen = scale_of(results[0]).name
+    kept = [name for name in names if name != chosen and not (name.endswith(BOUND) and name[: -len(BOUND)] in names)]
+    return [scale_named(name, results) for name in sorted(kept, key=lambda name: bool(BY_CLASS.fullmatch(name)))]
 
 
 def scale_named(name: str, results: Sequence[Result]) -> Scale:
@@ -57,6 +61,15 @@ def _scales(result: Result) -> dict[str, Scale]:
     return scales | {scale_of(result).name: scale_of(result)}
 
 
+def _directions(scales: Sequence[Scale]) -> str:
+    """Which way each of them is better."""
+    said = []
+    for higher in (True, False):
+        titles = [scale.title for scale in scales if scale.higher is higher]
+        said += [f"{', '.join(titles)}: {direction(next(s for s in scales if s.higher is higher))}."] if titles else []
+    return " ".join(said)
+
+
 def table(results: Sequence[Result]) -> Table | None:
     """The mean over clients, and the worst client in brackets, by every other metric; None where there is none.
 
@@ -67,8 +80,8 @@ def table(results: Sequence[Result]) -> Table | None:
         return None
     made = Table(
         title="also watched: mean (worst client), at the same rounds", title_style="bold", title_justify="left",
-        caption=f"{'. '.join(f'{scale.title}: {direction(scale)}' for scale in scales)}.", caption_style="dim",
-        caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False,
+        caption=_directions(scales), caption_style="dim", caption_justify="left", box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0), show_edge=False, pad_edge=False,
     )
     made.add_column("method", overflow="fold", min_width=10, max_width=36)
     made.add_column("stage", no_wrap=True)

@@ -72,7 +72,7 @@ def test_the_table_has_mean_and_worst_client_of_every_other_metric(balanced):
     f1, brier = share**2, 1 - share
     assert cells["macro F1 in %"][2] == f"{100 * f1.mean():.1f} ({100 * f1.min(1).mean():.1f})"
     assert cells["Brier score"][2] == f"{brier.mean():.3f} ({brier.max(1).mean():.3f})"  # the worst is the largest
-    assert "Brier score: lower is better" in str(table.caption)
+    assert str(table.caption) == "accuracy, macro F1: higher is better. Brier score, loss: lower is better."
 
 
 def test_another_metric_is_seen_at_the_rounds_that_the_chosen_one_chose(balanced):
@@ -84,8 +84,14 @@ def test_another_metric_is_seen_at_the_rounds_that_the_chosen_one_chose(balanced
 def test_metrics_of_one_class_are_left_to_the_page():
     chosen = Scale("mine", "mine", True)
     run = result({"mine": [1, 1], "accuracy[cat]": [1, 0]}, chosen)
-    assert [scale.title for scale in watched.others([run])] == ["accuracy of cat", "loss"]
+    assert [scale.title for scale in watched.others([run])] == ["loss", "accuracy of cat"]
     assert [column.header for column in watched.table([run]).columns] == ["method", "stage", "loss"]
+
+
+def test_a_bound_is_no_metric_and_classes_come_last():
+    chosen = Scale("mine", "mine", True)
+    run = result({"mine": [1, 1], "accuracy[cat]": [1, 0], "auroc": [1, 1], "auroc_bound": [0, 0]}, chosen)
+    assert [scale.name for scale in watched.others([run])] == ["auroc", "loss", "accuracy[cat]"]
 
 
 def test_a_method_without_the_metric_has_no_value_of_it():
