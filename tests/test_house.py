@@ -129,6 +129,7 @@ ONE_PLACE = {
     "thinning": (r"np\.unique\(np\.linspace|linspace\(.*\.round\(\)", {"report/series.py"}),
     "numbers by model": (r"\"clients_per_model\"", {"contract/shapes.py", "methods/ifca.py", "report/few_models.py"}),
     "the type of rows": (r"float64 if .*precision", {"engine/arithmetic.py"}),
+    "how a metric is read": (r"== [\"'](accuracy|MSE)[\"']|(accuracy|MSE)[\"'] ==", set()),
 }
 """What has one rule: how a copy of it would begin, and where the rule stands."""
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from coterie.advise.shift import PullClusters, Shift
+from coterie.contract.metric import Scale
 from coterie.errors import CoterieError
 from coterie.evaluation.stages import ADAPTED
 
@@ -56,12 +57,14 @@ class Findings:
     clients: int
     newcomers_held_out: int
     samples: tuple[int, int]  # training samples of a client: the least and the median
-    metric: str  # accuracy or loss
+    metric: Scale  # of what decides
     newcomers: Newcomers
     objective: Objective
     guess: Array | None = None  # [clients]
-    """What always answering its most frequent training class scores for each client that trains; None for targets."""
+    """What a constant answer scores on the validation data of each client that trains, larger is better; None where
+    that is not known."""
     validation: int | None = None  # validation samples of the median client
+    classes: bool = True  # whether the targets are classes
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class Advice:
     new_behind: float
     """How far the chosen one is then behind it, for newcomers."""
     learned: bool = True
-    """Whether any candidate is better than always answering each client's most frequent class, by a standard error."""
+    """Whether any candidate is better than a constant answer of each client, by a standard error."""
 
     @property
     def way(self) -> str:

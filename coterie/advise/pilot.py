@@ -13,14 +13,15 @@ from coterie import registry
 from coterie.advise.decision import Advice, Array, Candidate, Findings, Newcomers, Objective, decide
 from coterie.advise.shift import PullClusters, clusters, shift
 from coterie.contract.method import Method
+from coterie.contract.metric import Scale
 from coterie.contract.net import PerSample
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Scores
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import summarise
-from coterie.metrics.accuracy import Accuracy
 from coterie.options import build
+from coterie.report.untrained import constant_by
 from coterie.running import runs
 from coterie.running.clients import ModelLike
 from coterie.running.result import Result
@@ -101,21 +102,24 @@ def advise(
         chosen, model, data, seeds=plan.seeds, head=head, loss=loss, watch=watch,
         **{**_shortened(training, plan.rounds), "evaluate_every": every},
     )
-    sizes = federation.sizes("train")[federation.seen]
+    sizes, scale = federation.sizes("train")[federation.seen], results[0].at(SERVED).scale
     found = Findings(
         candidates(results, data), measured, groups, data.population, len(data.unseen),
-        (int(sizes.min()), int(np.median(sizes))), results[0].at(SERVED).metric, newcomers, objective, constant(data),
-        int(np.median(federation.sizes("val")[federation.seen])),
+        (int(sizes.min()), int(np.median(sizes))), scale, newcomers, objective, constant(data, scale),
+        int(np.median(federation.sizes("val")[federation.seen])), bool(federation.classes),
     )
     return Pilot(found, decide(found), plan, time.perf_counter() - start)
 
 
-def constant(federation: Federation) -> Array | None:
-    """The validation accuracy `[clients]` of always answering a client's most frequent training class, for the clients
-    that train. None for targets."""
-    if not federation.classes:
+def constant(federation: Federation, scale: Scale) -> Array | None:
+    """What a constant answer scores on validation data, larger is better: `[clients]`, for the clients that train.
+
+    None for targets, and for a metric of which that is not known.
+    """
+    by = constant_by(scale)
+    if by is None or not federation.classes:
         return None
-    return Accuracy().constant(*(federation.histogram(split)[federation.seen] for split in ("train", "val")))
+    return scale.sign * by.level(*(federation.histogram(split)[federation.seen] for split in ("train", "val")))
 
 
 def candidates(results: Sequence[Result], federation: Federation) -> tuple[Candidate, ...]:
@@ -151,7 +155,7 @@ def _candidate(group: Sequence[Result], stage: str, federation: Federation) -> C
 
 def _validation(scores: Sequence[Scores], federation: Federation) -> Array:
     """`[seeds, clients]`, larger is better; NaN where a client has no validation samples of its own."""
-    rows = np.stack([s.val["accuracy"] if s.metric == "accuracy" else -s.val["loss"] for s in scores])
+    rows = np.stack([s.scale.sign * s.val[s.metric] for s in scores])
     return np.where(federation.sizes("val")[scores[0].clients] > 0, rows, np.nan)
 
 

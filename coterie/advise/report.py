@@ -15,9 +15,12 @@ from rich.table import Table
 from coterie.advise.decision import WEIGHT, Candidate, Standing, mean_seen
 from coterie.advise.pilot import Pilot
 from coterie.errors import CoterieError, counted
+from coterie.evaluation.measures import AUTO
+from coterie.evaluation.reading import measured, points, shortly, unit
 from coterie.evaluation.stages import ADAPTED
 from coterie.files import write_json
 from coterie.report.table import human_bytes, human_seconds, markdown_table
+from coterie.report.untrained import constant_by
 from coterie.running.experiment import Experiment
 
 MEANING = {
@@ -50,11 +53,13 @@ def _nothing(pilot: Pilot) -> list[str]:
     """No candidate beats a constant answer, so nothing can be said about ways to serve clients."""
     found, chosen = pilot.findings, pilot.advice.chosen.candidate
     top = max((s.candidate for s in pilot.advice.standings), key=mean_seen)
+    by = constant_by(found.metric)
     assert found.guess is not None
-    constant = _value(pilot, float(np.nanmean(found.guess)))
+    assert by is not None
+    constant = _scored_value(pilot, float(np.nanmean(found.guess)))
     return [
-        "Nothing was learned: no method is better, by more than noise, than always answering each client's most "
-        f"frequent class ({_value(pilot, mean_seen(top))} with {top.label}, {constant} without any model).",
+        f"Nothing was learned: no method is better, by more than noise, than {by.words} "
+        f"({_scored_value(pilot, mean_seen(top))} with {top.label}, {constant} without any model).",
         "Scale the inputs (scale=true for tables), change the learning rate (--set lr=...) or allow more rounds; then "
         "ask again.",
         f"Until then the numbers below say little; by them {chosen.label} would be taken.",
@@ -65,17 +70,18 @@ def _scored(pilot: Pilot) -> list[str]:
     found, advice = pilot.findings, pilot.advice
     chosen, best = advice.chosen, advice.best
     goal = "mean over clients" if found.objective == "mean" else "worst tenth of the clients"
+    more, less = ("more", "less") if found.metric.higher else ("less", "more")
     weight = WEIGHT[found.newcomers] if found.newcomers_held_out else 0
     if weight:
         goal += f", newcomers counting {100 * weight:.0f} %"
     if chosen is not best:
         ahead, noise = _points(pilot, chosen.behind), _points(pilot, chosen.error)
         return [
-            f"It scored {_value(pilot, chosen.value)} on validation data ({goal}).",
-            f"{best.candidate.label} scored {ahead} more, but with {counted(found.clients, 'client')} and "
+            f"It scored {_scored_value(pilot, chosen.value)} on validation data ({goal}).",
+            f"{best.candidate.label} scored {ahead} {more}, but with {counted(found.clients, 'client')} and "
             f"{_seeds(pilot)} that is within noise (± {noise}), and {chosen.candidate.label} is simpler.",
         ]
-    said = [f"It scored best on validation data: {_value(pilot, chosen.value)} ({goal})."]
+    said = [f"It scored best on validation data: {_scored_value(pilot, chosen.value)} ({goal})."]
     close = [s for s in advice.standings if s.close and s.candidate.way != advice.way]
     others = [s for s in advice.standings if s.candidate.way != advice.way]
     if close:
@@ -84,12 +90,12 @@ def _scored(pilot: Pilot) -> list[str]:
         after = min(others, key=lambda s: s.behind)
         beyond = "more than noise" if after.beyond_noise else "hardly more than noise"
         said.append(f"The next way, {after.candidate.way} ({after.candidate.label}), scored "
-                    f"{_points(pilot, after.behind)} less, {beyond} (± {_points(pilot, after.error)}).")
+                    f"{_points(pilot, after.behind)} {less}, {beyond} (± {_points(pilot, after.error)}).")
     return said
 
 
 def _unlike(pilot: Pilot) -> list[str]:
-    shift, classes = pilot.findings.shift, pilot.findings.metric == "accuracy"
+    shift, classes = pilot.findings.shift, pilot.findings.classes
     if classes:
         beyond = shift.label - shift.label_by_chance
         how = "about the same" if beyond < 0.05 else "different" if beyond < 0.25 else "very different"
@@ -111,7 +117,7 @@ def _alone(pilot: Pilot) -> list[str]:
     found = pilot.findings
     named = {c.label: c for c in found.candidates}
     shared = max((c for c in found.candidates if c.way != "local"), key=mean_seen)
-    own, theirs = (_value(pilot, mean_seen(one)) for one in (named["local"], shared))
+    own, theirs = (_scored_value(pilot, mean_seen(one)) for one in (named["local"], shared))
     numbers = f"{own} alone, {theirs} with {shared.label}"
     least, median = found.samples
     validated = "" if found.validation is None else f" and {found.validation} for validation"
@@ -177,14 +183,19 @@ def _names(standings: list[Standing]) -> str:
 
 
 def _value(pilot: Pilot, value: float) -> str:
-    """A validation score (larger is better) or a test metric as people read it."""
-    if math.isnan(value):
-        return "-"
-    return f"{100 * value:.1f} %" if pilot.findings.metric == "accuracy" else f"an error of {abs(value):.3g}"
+    """A value of the metric as people read it; without a unit, it is called by its name."""
+    scale = pilot.findings.metric
+    named = "" if scale.percent or math.isnan(value) else f"{scale.title} "
+    return f"{named}{shortly(scale, value)}{'' if math.isnan(value) else unit(scale)}"
+
+
+def _scored_value(pilot: Pilot, score: float) -> str:
+    """The same of a validation score, of which larger is better."""
+    return _value(pilot, pilot.findings.metric.sign * score)
 
 
 def _points(pilot: Pilot, value: float) -> str:
-    return f"{100 * value:.1f} points" if pilot.findings.metric == "accuracy" else f"{value:.3g}"
+    return f"{shortly(pilot.findings.metric, value)}{points(pilot.findings.metric)}"
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -204,23 +215,21 @@ def rows(pilot: Pilot) -> list[list[str]]:
 
 def _cells(pilot: Pilot, one: Standing) -> list[str]:
     c: Candidate = one.candidate
-    scale, digits = (100, 1) if pilot.findings.metric == "accuracy" else (1, 3)
+    scale = pilot.findings.metric
 
     def number(value: float) -> str:
-        return "-" if math.isnan(value) else f"{scale * value:.{digits}f}"
+        return shortly(scale, value)
 
     mark = "→ " if one is pilot.advice.chosen else ""
     behind = "best" if one is pilot.advice.best else f"{number(one.behind)} ± {number(one.error)}"
-    value = one.value if scale == 100 else -one.value
-    return [mark + c.way, c.label, number(value), behind, number(c.test), number(c.worst), number(c.new_test),
-            human_bytes(c.bytes_each_round)]
+    tested = [number(value) for value in (c.test, c.worst, c.new_test)]
+    return [mark + c.way, c.label, number(scale.sign * one.value), behind, *tested, human_bytes(c.bytes_each_round)]
 
 
 def table(pilot: Pilot) -> Table:
-    unit = "accuracy in %" if pilot.findings.metric == "accuracy" else "mean squared error"
     made = Table(
-        title=f"{unit}; chosen on validation data, test only shown", title_style="bold", title_justify="left",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False,
+        title=f"{measured(pilot.findings.metric)}; chosen on validation data, test only shown", title_style="bold",
+        title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False,
     )
     for number, head in enumerate(HEADS):
         made.add_column(head, justify="left" if number < 2 else "right", no_wrap=number != 1)
@@ -245,6 +254,7 @@ def command(pilot: Pilot, experiment: Experiment, settings: list[str], own_clien
         words += ["--unseen", str(pilot.findings.newcomers_held_out)]
     words += ["--model", experiment.model, *(["--head", experiment.head] if experiment.head else [])]
     words += ["--loss", experiment.loss] if experiment.loss else []
+    words += ["--metric", experiment.training.metric] if experiment.training.metric != AUTO else []
     words += ["--rounds", str(max(3 * pilot.plan.rounds, experiment.training.warmup)), "--seeds", "3"]
     return shlex.join([*words, *(word for item in settings for word in ("--set", item))])
 
@@ -281,11 +291,11 @@ def record(pilot: Pilot, go_on: str) -> dict[str, Any]:
         "family": advice.way, "method": advice.chosen.candidate.method, "stage": advice.chosen.candidate.stage,
         "best": {"method": advice.best.candidate.method, "stage": advice.best.candidate.stage},
         "sentences": sentences(pilot), "command": go_on, "local": advice.local,
-        "newcomers": found.newcomers, "objective": found.objective, "metric": found.metric,
+        "newcomers": found.newcomers, "objective": found.objective, "metric": found.metric.name,
         "clients": found.clients, "newcomers_held_out": found.newcomers_held_out,
         "training_samples": {"least": found.samples[0], "median": found.samples[1]},
         "shift": asdict(found.shift), "clusters": asdict(found.clusters), "plan": asdict(pilot.plan),
-        "seconds": pilot.seconds, "learned": advice.learned,
+        "seconds": pilot.seconds, "learned": advice.learned, "higher_is_better": found.metric.higher,
         "most_frequent_class": None if found.guess is None else [_known(v) for v in found.guess.tolist()],
         "candidates": [
             {

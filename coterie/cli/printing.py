@@ -8,6 +8,7 @@ from pathlib import Path
 
 from coterie.cli.app import screen
 from coterie.data import Federation
+from coterie.report import watched
 from coterie.report.table import beside_paper, comparison
 from coterie.report.table import newcomers as newcomers_table
 from coterie.report.verdict import verdict
@@ -40,6 +41,8 @@ def print_results(results: list[Result], printed: Mapping[str, str]) -> None:
     wide = screen()
     wide.print(comparison(results))
     if (beside := beside_paper(results, printed)) is not None:
+        wide.print(beside)
+    if (beside := watched.table(results)) is not None:
         wide.print(beside)
     if (arrived := newcomers_table(results)) is not None:
         wide.print(arrived)

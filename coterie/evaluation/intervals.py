@@ -6,8 +6,17 @@ import math
 
 from scipy import special, stats
 
+from coterie.contract.metric import Scale
+
 LEVEL = 0.95
 """Of all intervals; half of what is left lies on either side."""
+PROPORTIONS = ("accuracy", "top_k")
+"""Metrics that count test samples: right ones of n, so that drawing the samples anew is a binomial draw."""
+
+
+def is_proportion(scale: Scale) -> bool:
+    """Whether a client's value is the share of its test samples that are right."""
+    return scale.name.partition("(")[0] in PROPORTIONS  # top_k(k=3) has options
 
 
 def clopper_pearson(correct: float, n: float, level: float = LEVEL) -> tuple[float, float]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from coterie.contract.metric import Scale
 from coterie.metrics.accuracy import Accuracy
+from coterie.metrics.loss import loss_title
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 LOSS = Scale("loss", "loss", higher=False)
 """How a loss of no particular name is read."""
+
+
+def loss_scale(classes: int, name: str = "") -> Scale:
+    """How a run's loss is read: by its name; where nobody wrote that down, that of targets (0 classes) is their MSE."""
+    return replace(LOSS, title=loss_title(name) if name else LOSS.title if classes else "MSE")
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,11 @@ class Scores:
     def metric(self) -> str:
         """Its name."""
         return self.scale.name
+
+    def by(self, scale: Scale) -> Scores:
+        """The same scores with another metric to be read; NaN where it was not recorded."""
+        test = {scale.name: np.full(len(self.clients), np.nan), **self.test}
+        return replace(self, test=test, chosen=scale)
 
 
 @dataclass(frozen=True)

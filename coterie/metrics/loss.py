@@ -13,6 +13,11 @@ from coterie.contract.net import PerSample, cross_entropy, loss_name, squared_er
 from coterie.errors import CoterieError
 
 
+def loss_title(name: str) -> str:
+    """How people read the mean of a loss of this name: that of squared errors is the MSE."""
+    return "MSE" if name == loss_name(squared_error) else name.replace("_", " ").strip()
+
+
 @dataclass(frozen=True)
 class Loss(Metric):
     """mean over samples of the task's own loss: cross-entropy of classes, squared error of numbers, or a user's."""
@@ -29,8 +34,7 @@ class Loss(Metric):
 
     @property
     def scale(self) -> Scale:
-        called = "MSE" if self.function is squared_error else loss_name(self.function).replace("_", " ").strip()
-        return replace(super().scale, title=called)
+        return replace(super().scale, title=loss_title(loss_name(self.function)))
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         y = y.to(outputs.dtype) if y.is_floating_point() else y

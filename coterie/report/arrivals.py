@@ -37,7 +37,7 @@ def newcomers(group: Sequence[Result], stage: str, points: int) -> dict[str, Any
     width = max(gaps, default=1)
     width *= -(-(int(age.max()) // width + 1) // points)
     spans = [age // width == k for k in np.unique(age // width)]
-    sign = 1 if group[0].at(stage).metric == "accuracy" else -1
+    sign = group[0].at(stage).scale.sign
     lead = [_known(sign * (value - start)[span]) for span in spans]  # of newcomers, where there is somebody to lead
     return {
         "span": width, "low": [int(age[span].min()) for span in spans],

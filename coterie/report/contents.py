@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,18 @@ from typing import Any
 import numpy as np
 
 import coterie
+from coterie.contract.metric import Scale
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.stages import ABOUT, SEEN, SERVED, STAGES, unseen
 from coterie.report.arrivals import newcomers, schedule
 from coterie.report.conflicts import alike, last_cosines, opposed
+from coterie.report.confusion import CELLS, counted_by_client, matrices, recall, weakest
 from coterie.report.few_models import few
-from coterie.report.plots import convergence
+from coterie.report.plots import means_by_round
 from coterie.report.series import Floats, finite, over_seeds, thinned
-from coterie.report.table import by_method, label_of, rows
+from coterie.report.table import Line, by_method, label_of, rows, scale_of
 from coterie.report.verdict import answer
+from coterie.report.watched import others
 from coterie.running.experiment import EXPERIMENT, asked_for
 from coterie.running.folder import Folder, inside
 from coterie.running.result import Result
@@ -34,6 +37,8 @@ POINTS = 60
 """Evaluations of a curve that are kept, at most, evenly spaced and with the last one."""
 TRACKED = 120_000
 """Numbers kept for the clients' own curves, at most; beyond that they are left out, and the page says so."""
+WATCHED = 12
+"""Metrics beside the one that decides that the page offers, at most."""
 MATRIX = 120
 """Clients of a cosine matrix, at most, evenly spaced."""
 
@@ -43,29 +48,37 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
     read = [(folder, folder.result()) for folder in runs_of(paths) if _begun(folder)]
     if not read:
         raise CoterieError(f"{paths[0]} holds no evaluation yet; give it time, or resume it.")
+    return told(read, paths)
+
+
+def told(read: Sequence[tuple[Folder, Result]], paths: Sequence[Path]) -> dict[str, Any]:
+    """The same of runs that have been read."""
     results = [result for _, result in read]
     _same_clients(read)
     groups = by_method(results)
-    metric = results[0].at(results[0].stages[0]).metric
-    lines = rows(results)
+    scales = [scale_of(results[0]), *others(results)]
+    lines = {scale.name: rows(results, scale=scale) for scale in scales[: 1 + WATCHED]}
     clients = _clients(read)
     budget = TRACKED // max(1, len(groups) * len(clients) * 2)
     methods = [
         _method(name, group, [folder for folder, result in read if result.method == name], len(clients), budget)
+        | _seen_by(scales[0], group, len(clients), lines[scales[0].name])
+        | {"watched": {s.name: _seen_by(s, group, len(clients), lines[s.name]) for s in scales[1 : 1 + WATCHED]}}
         for name, group in groups.items()
     ]
-    for method in methods:
-        method["lines"] = [_plain(asdict(line)) for line in lines if line.method == method["name"]]
+    recalled = _confusion(methods, groups, scales[0], len(clients))
     unfinished = sum(not folder.finished for folder, _ in read)
     experiments = list(filter(None, map(_experiment, paths)))
     return {
-        "title": _title(paths), "metric": metric, "higher": metric == "accuracy", "coterie": coterie.__version__,
+        "title": _title(paths), "metrics": [asdict(scale) for scale in scales[: 1 + WATCHED]],
+        "coterie": coterie.__version__,
         "seeds": max(len(group) for group in groups.values()), "facts": _facts(read, experiments, clients),
         **_churn(read),
         "answer": answer(results, unfinished + _waiting(experiments, len(read))),
         "stages": [{"name": stage, "unseen": unseen(stage), "about": ABOUT[stage]} for stage in SEEN],
         "clients": clients, "classes": _classes(read), "labels": labels_of(read[0][0].config()), "methods": methods,
-        "notes": _notes(read, budget), "runs": _runs(read), "reproduce": _reproduce(read, experiments),
+        "recalled": recalled,
+        "notes": _notes(read, budget, scales), "runs": _runs(read), "reproduce": _reproduce(read, experiments),
         "progress": _progress(read, experiments),
     }
 
@@ -152,34 +165,50 @@ def _method(name: str, group: list[Result], folders: list[Folder], clients: int,
     return {
         "name": name, "label": label_of(name, SERVED), "labels": {stage: label_of(name, stage) for stage in SEEN},
         "seeds": [run.seed for run in group], "printed": group[0].printed,
-        "values": {stage: _short(_values(group, stage, clients), 6) for stage in first},
-        "curve": _curve(group, first), "tracks": _tracks(group, first, clients, budget),
+        "spent": _spent(group, first[0]), "tracks": _tracks(group, first, clients, budget),
         "conflicts": _conflicts(group, clients), "few": few(group, folders, clients, POINTS),
         **_newcomers(group, first),
     }
 
 
-def _values(group: Sequence[Result], stage: str, clients: int) -> Floats:
+def _seen_by(scale: Scale, group: Sequence[Result], clients: int, lines: Sequence[Line]) -> dict[str, Any]:
+    """A method by one metric: every client's value, the curves of the mean, and its lines of the table."""
+    stages = [stage for stage in STAGES if all(stage in run.stages for run in group)]
+    return {
+        "values": {stage: _short(_values(group, stage, clients, scale), 6) for stage in stages},
+        "curve": _curve(group, stages, scale),
+        "lines": [_plain(line.record()) for line in lines if line.method == group[0].method],
+    }
+
+
+def _values(group: Sequence[Result], stage: str, clients: int, scale: Scale) -> Floats:
     """Each client's test value at the round reported, mean over seeds, by client number; NaN where it has none."""
     table = np.full((len(group), clients), np.nan)
     for line, run in zip(table, group):
-        scores = run.at(stage)
-        line[scores.clients] = scores.test[scores.metric]
+        scores = run.at(stage).by(scale)
+        line[scores.clients] = scores.test[scale.name]
     return over_seeds(finite(table))
 
 
-def _curve(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]:
-    """The mean over clients by evaluated round, and what had been sent and spent by then, as means over seeds."""
-    rounds, _ = convergence(group, stages[0])
-    kept = thinned(len(rounds), POINTS)
-    curve: dict[str, Any] = {"rounds": rounds[kept].astype(int).tolist()}
+def _curve(group: Sequence[Result], stages: Sequence[str], scale: Scale) -> dict[str, Any]:
+    """The mean over clients by evaluated round, as mean over seeds, and its range over several seeds."""
+    curve: dict[str, Any] = {}
     for stage in stages:
-        means = convergence(group, stage)[1][:, kept] / (100 if group[0].at(stages[0]).metric == "accuracy" else 1)
-        middle = _short(over_seeds(finite(means)), 6)
-        curve[stage] = {"mean": middle, "low": _short(_low(means)), "high": _short(_high(means))}
-    bytes_by = np.array([_until(run, rounds[kept], _sent) for run in group]).mean(0)
-    seconds = np.array([_until(run, rounds[kept], lambda r: float(r.get("seconds", 0))) for run in group]).mean(0)
-    return {**curve, "bytes": _short(bytes_by, 6), "seconds": _short(seconds)}
+        rounds, means = means_by_round(group, stage, scale)
+        means = means[:, thinned(len(rounds), POINTS)]
+        curve[stage] = {"mean": _short(over_seeds(finite(means)), 6)}
+        if len(group) > 1:
+            curve[stage] |= {"low": _short(_low(means)), "high": _short(_high(means))}
+    return curve
+
+
+def _spent(group: Sequence[Result], stage: str) -> dict[str, Any]:
+    """The rounds of the curves, and what had been sent and spent by then, as means over seeds."""
+    rounds, _ = means_by_round(group, stage, scale_of(group[0]))
+    rounds = rounds[thinned(len(rounds), POINTS)]
+    bytes_by = np.array([_until(run, rounds, _sent) for run in group]).mean(0)
+    seconds = np.array([_until(run, rounds, lambda r: float(r.get("seconds", 0))) for run in group]).mean(0)
+    return {"rounds": rounds.astype(int).tolist(), "bytes": _short(bytes_by, 6), "seconds": _short(seconds)}
 
 
 def _sent(record: dict[str, Any]) -> float:
@@ -236,6 +265,30 @@ def _conflicts(group: Sequence[Result], clients: int) -> dict[str, Any] | None:
         found["cosines"] = np.round(100 * matrix[np.ix_(order, order)]).astype(int).tolist()
         found["clients"] = ids[order].tolist() if named else None
     return found
+
+
+def _confusion(
+    methods: Sequence[dict[str, Any]], groups: Mapping[str, Sequence[Result]], scale: Scale, clients: int
+) -> dict[str, Any]:
+    """Add the matrices and the recall by class to every method, by stage; returns the classes that recall is shown of.
+
+    Unseen clients are left out, as their stages are others.
+    """
+    counts = {
+        (name, stage): found
+        for name, group in groups.items() for stage in SEEN
+        if (found := counted_by_client(group, stage, clients)) is not None
+    }
+    classes = weakest(list(counts.values()))
+    for method in methods:
+        method["confusion"] = {
+            stage: {
+                **matrices(found, _values(groups[name], stage, clients, scale), scale, CELLS // len(counts)),
+                "recall": recall(found, classes),
+            }
+            for (name, stage), found in counts.items() if name == method["name"]
+        }
+    return {"classes": classes, "of": max((int((c.sum((0, 2)) > 0).sum()) for c in counts.values()), default=0)}
 
 
 def _newcomers(group: Sequence[Result], stages: Sequence[str]) -> dict[str, Any]:
@@ -304,15 +357,18 @@ def _facts(
     training = config["training"]
     found.append(f"{counted(training['rounds'], 'round')}, learning rate {training['lr']:g}")
     seeds = sorted({result.seed for _, result in read})
-    return [*found, counted(len(seeds), "seed")]
+    return [*found, counted(len(seeds), "seed"), f"judged by {scale_of(read[0][1]).title}"]
 
 
 def _title(paths: Sequence[Path]) -> str:
     return ", ".join(path.resolve().name for path in paths[:3]) + (" …" if len(paths) > 3 else "")
 
 
-def _notes(read: Sequence[tuple[Folder, Result]], budget: int) -> list[str]:
+def _notes(read: Sequence[tuple[Folder, Result]], budget: int, scales: Sequence[Scale]) -> list[str]:
     notes = []
+    if left := scales[1 + WATCHED :]:
+        notes.append(f"Of the watched metrics, {WATCHED} can be looked at on this page; left out: "
+                     f"{', '.join(scale.title for scale in left)}.")
     if _data(read) is None:
         notes.append("These runs were made by an earlier version, which did not record who holds which class.")
     if len({json.dumps(folder.config().get("churn")) for folder, _ in read}) > 1:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from coterie.contract.metric import Scale
 from coterie.report.series import thinned
+from coterie.report.watched import scale_named
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 
@@ -40,8 +43,11 @@ def few(group: Sequence[Result], folders: Sequence[Folder], clients: int, points
         "w": [_table(over["w"][i], over["clients"][i], clients) for i in kept] if over["w"] else [],
         "alpha": [_line(over["alpha"][i], over["clients"][i], clients) for i in kept] if any(over["alpha"]) else [],
         "mass": _mass(numbers[first], points), "apart": [over["apart"][i] for i in kept] if any(over["apart"]) else [],
-        "end": _json(end), "verdict": "unknown", "words": "", "worth": worth(end) if end else None,
+        "end": None, "verdict": "unknown", "words": "", "worth": None,
     }
+    if end:
+        scale = scale_named(str(end["metric"]), group)
+        found |= {"end": _json(end) | {"scale": asdict(scale)}, "worth": worth(end, scale)}
     told = judgements[first]
     if told is not None:
         found["verdict"], found["words"] = told[0], told[1] + _in_how_many(judgements)
@@ -83,18 +89,17 @@ def judged(end: dict[str, Any]) -> tuple[str, str]:
     )
 
 
-def worth(end: dict[str, Any]) -> float | None:
+def worth(end: dict[str, Any], scale: Scale) -> float | None:
     """What choosing is worth: the mean test value of the clients' own choices minus that of the best single model.
 
-    Positive is good: for a loss the sign is turned.
+    Positive is good: where lower is better the sign is turned.
     """
     test = np.array(end["test"], dtype=float)  # [M, K]
     there = np.isfinite(test).all(1)
     if not there.any():
         return None
-    sign = 1 if end["metric"] == "accuracy" else -1
     own = test[there, np.array(end["choice"])[there]].mean()
-    return float(round(sign * own - (sign * test[there].mean(0)).max(), 5)) + 0.0  # never -0
+    return float(round(scale.sign * own - (scale.sign * test[there].mean(0)).max(), 5)) + 0.0  # never -0
 
 
 def _shown(judgements: Sequence[tuple[str, str] | None]) -> int:
@@ -161,11 +166,9 @@ def _mass(numbers: list[tuple[int, list[float]]], points: int) -> dict[str, Any]
     return {"rounds": [found[i][0] for i in kept], "share": [found[i][1] for i in kept]}
 
 
-def _json(end: dict[str, Any] | None) -> dict[str, Any] | None:
-    if end is None:
-        return None
+def _json(end: dict[str, Any]) -> dict[str, Any]:
     test = [[None if v != v else v for v in line] for line in end["test"]]
-    return {name: end[name] for name in ("round", "choice", "metric", "apart", "moved")} | {"test": test}
+    return {name: end[name] for name in ("round", "choice", "apart", "moved")} | {"test": test}
 
 
 def _percent(share: float) -> str:

@@ -13,7 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from coterie.contract.metric import Scale
 from coterie.errors import counted
+from coterie.evaluation.reading import measured, scaled
 from coterie.evaluation.stages import SEEN, SERVED, title, unseen
 from coterie.report.bubbles import INK, SEEN_COLOUR, UNSEEN_COLOUR, label_classes, label_clients
 from coterie.report.plots import COLOURS, dress, line_style, new_figure
@@ -57,6 +59,10 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
         yield "newcomers", _newcomers(data, stages, method)
     if data["classes"] and any(c["classes"] for c in data["clients"]):
         yield "classes", _classes(data)
+    if matrices := method["confusion"].get(stage):
+        yield "confusion", _confusion(data, method, stage, matrices)
+    if data["recalled"]["classes"]:
+        yield "recall", _recall(data, stages)
     for one in data["methods"]:
         if one["few"] and one["few"]["end"]:
             yield f"models-{_slug(one['name'])}", _few(data, one)
@@ -78,12 +84,17 @@ def focus(data: Data) -> tuple[Data, str]:
     return next(m for m in data["methods"] if m["name"] == name), stage
 
 
+def scale_of(data: Data) -> Scale:
+    """Of the metric that decides."""
+    return Scale(**data["metrics"][0])
+
+
 # -- one function a figure ---------------------------------------------------------------------------------------------
 
 
 def _clients(data: Data, method: Data, stage: str, base: Data) -> Figure:
     before, after = _values(base, SERVED), _values(method, stage)
-    gain = (after - before) * (1 if data["higher"] else -1)
+    gain = (after - before) * scale_of(data).sign
     order = [i for i in np.argsort(-gain, kind="stable") if np.isfinite(gain[i])]
     figure = new_figure(9, 4)
     axes = figure.add_subplot()
@@ -129,9 +140,9 @@ def _convergence(data: Data, stages: Sequence[str]) -> Figure:
     for row, stage in zip(grid, stages):
         for axes, (name, form) in zip(row, axis.items()):
             for method in (m for m in data["methods"] if stage in m["curve"]):
-                curve = method["curve"]
+                means = _floats(method["curve"][stage]["mean"])
                 axes.plot(
-                    curve[name], _scaled(data, _floats(curve[stage]["mean"])), color=_colour(data, method),
+                    method["spent"][name], _scaled(data, means), color=_colour(data, method),
                     linewidth=1.4, linestyle=_line(data, method), label=method["label"],
                 )
             dress(axes)
@@ -188,6 +199,50 @@ def _classes(data: Data) -> Figure:
     axes.set_ylabel("class", fontsize=9, color=INK)
     axes.set_ylim(-0.7, data["classes"] - 0.3)
     label_classes(axes, data["classes"], data["labels"])
+    return figure
+
+
+def _confusion(data: Data, method: Data, stage: str, found: Data) -> Figure:
+    """Samples by true class and answer: of the client served worst, and of all that train."""
+    worst = found["clients"][0]
+    shown = {f"served worst: {data['clients'][worst['client']]['name'][:28]}": worst, "all clients": found["all"]}
+    size = [float(np.clip(1.2 + 0.42 * len(one["classes"]), 3.2, 9)) for one in shown.values()]
+    figure = new_figure(sum(size) + 1.6, max(size) + 0.9)
+    grid = figure.subplots(1, len(shown), squeeze=False, width_ratios=size)[0]
+    for axes, (who, one) in zip(grid, shown.items()):
+        counts = np.array(one["counts"])
+        share = counts / np.maximum(np.array(one["held"]), 1)[:, None]
+        right = np.eye(len(counts), dtype=bool)
+        axes.imshow(np.where(right, share, -share), cmap="RdBu", vmin=-2, vmax=2)  # pale enough to read the numbers
+        for a, b in np.argwhere(counts) if len(counts) <= 24 else ():
+            axes.text(b, a, counts[a, b], ha="center", va="center", fontsize=7, color=INK)
+        dress(axes)
+        axes.grid(False)
+        _name_columns(data, axes, one["classes"])
+        axes.set_yticks(range(len(counts)), [_class(data, k) for k in one["classes"]])
+        axes.set_xlabel("answered", fontsize=9, color=INK)
+        _title(axes, who)
+    grid[0].set_ylabel(f"true class, {_label(method, stage)}", fontsize=9, color=INK)
+    return figure
+
+
+def _recall(data: Data, stages: Sequence[str]) -> Figure:
+    """The share of each class's samples that a method finds, all clients together."""
+    classes = data["recalled"]["classes"]
+    having = [m for m in data["methods"] if all(stage in m["confusion"] for stage in stages)]
+    figure = new_figure(2.6 + len(stages) * (0.4 + 0.42 * len(classes)), 1.8 + 0.34 * len(having))
+    grid = figure.subplots(1, len(stages), sharey=True, squeeze=False)[0]
+    for axes, stage in zip(grid, stages):
+        lines = [m["confusion"][stage]["recall"] for m in having]
+        share = np.array([[np.nan if one is None else one[0] / one[1] for one in line] for line in lines])
+        axes.imshow(1 - share, cmap="Oranges", vmin=0, vmax=1.4, aspect="auto")
+        for a, b in np.argwhere(np.isfinite(share)) if len(classes) <= 24 else ():
+            axes.text(b, a, f"{100 * share[a, b]:.0f}", ha="center", va="center", fontsize=7, color=INK)
+        dress(axes)
+        axes.grid(False)
+        _name_columns(data, axes, classes)
+        axes.set_yticks(range(len(having)), [m["label"] for m in having])
+        _title(axes, f"recall by class in %, {stage}")
     return figure
 
 
@@ -272,7 +327,7 @@ def _size(data: Data, method: Data, stage: str, against: Sequence[Data]) -> Figu
     grid = figure.subplots(1, len(against), squeeze=False)[0]
     n = np.array([c["train"] for c in data["clients"]], dtype=float)
     for axes, base in zip(grid, against):
-        gain = (_values(method, stage) - _values(base, SERVED)) * (1 if data["higher"] else -1)
+        gain = (_values(method, stage) - _values(base, SERVED)) * scale_of(data).sign
         there = np.isfinite(gain) & (n > 0)
         tint = np.select([gain[there] > 0, gain[there] < 0], [GAIN, LOSS], SAME)
         axes.scatter(n[there], _scaled(data, gain[there]), c=tint, s=22, alpha=0.75, linewidths=0, zorder=3)
@@ -314,11 +369,11 @@ def _there(values: Floats) -> Floats:
 
 
 def _scaled(data: Data, values: Floats) -> Floats:
-    return 100 * values if data["metric"] == "accuracy" else values
+    return scaled(scale_of(data), values)
 
 
 def _what(data: Data) -> str:
-    return "test accuracy in %" if data["metric"] == "accuracy" else "test MSE"
+    return f"test {measured(scale_of(data))}"
 
 
 def _colour(data: Data, method: Data) -> str:
@@ -331,6 +386,19 @@ def _line(data: Data, method: Data) -> str:
 
 def _model(k: int) -> str:
     return COLOURS[k % len(COLOURS)]
+
+
+def _name_columns(data: Data, axes: Axes, classes: Sequence[int]) -> None:
+    """A class below each column, slanted where the names are long."""
+    names = [_class(data, k) for k in classes]
+    slanted = max(map(len, names)) > 3
+    axes.set_xticks(range(len(names)), names, rotation=55 if slanted else 0, ha="right" if slanted else "center",
+                    rotation_mode="anchor" if slanted else "default")
+
+
+def _class(data: Data, k: int) -> str:
+    named = data["labels"] is not None and k < len(data["labels"])
+    return str(data["labels"][k]) if named else str(k)
 
 
 def _slug(name: str) -> str:

@@ -16,7 +16,7 @@ from coterie.report.figures import draw
 
 SCRIPTS = (
     "state", "dom", "numbers", "chart", "focus", "answer", "table", "clients", "spread", "convergence", "newcomers",
-    "classes", "few", "conflicts", "size", "reproduce", "card", "controls", "watch", "start",
+    "classes", "confusion", "few", "conflicts", "size", "reproduce", "card", "controls", "watch", "start",
 )
 """The files of the page's program, in the order in which they run; they share one scope."""
 

@@ -14,11 +14,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
 from matplotlib.typing import LineStyleType
 
+from coterie.contract.metric import Scale
+from coterie.evaluation.reading import measured, scaled
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.report.bubbles import INK
 from coterie.report.series import Floats, finite, over_seeds
-from coterie.report.table import by_method, label_of
+from coterie.report.table import by_method, label_of, scale_of
 from coterie.running.result import Result, When
 
 # Ten colours as far apart as was found, for all readers and for red- and green-blind ones, none of them faint on white;
@@ -72,8 +74,8 @@ def newcomers(results: Sequence[Result], path: str | Path) -> Path:
                   linestyle=line_style(number), label=label_of(method, SERVED), zorder=3)
     dress(axes)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
-    what = "accuracy in %" if _metric(results) == "accuracy" else "MSE"
-    axes.set_title(f"test {what} of clients that arrived during training, as served", loc="left", fontsize=9, color=INK)
+    what = f"test {measured(scale_of(results[0]))} of clients that arrived during training, as served"
+    axes.set_title(what, loc="left", fontsize=9, color=INK)
     axes.set_xlabel("rounds since arrival", fontsize=9, color=INK)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
     figure.savefig(path)
@@ -86,7 +88,7 @@ def ages(runs: Sequence[Result], stage: str) -> tuple[Floats, Floats]:
     known = sorted({age for age, _, _ in points})
     sums = [[(n, n * mean) for age, n, mean in points if age == wanted] for wanted in known]
     means = np.array([sum(total for _, total in some) / sum(n for n, _ in some) for some in sums])
-    return np.array(known, dtype=np.float64), _scaled(means, runs)
+    return np.array(known, dtype=np.float64), scaled(scale_of(runs[0]), means)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -114,25 +116,24 @@ def client_values(runs: Sequence[Result], stage: str, when: When = "chosen") -> 
     ids = np.concatenate([one.clients for one in scores])
     values = np.concatenate([one.test[one.metric] for one in scores])
     there = np.isfinite(values)
-    ids, values = ids[there], _scaled(values[there], runs)
+    ids, values = ids[there], scaled(scale_of(runs[0]), values[there])
     clients = np.unique(ids)
     return np.array([values[ids == client].mean() for client in clients])
 
 
 def convergence(runs: Sequence[Result], stage: str) -> tuple[Floats, Floats]:
     """Evaluated rounds [t] and the mean over clients there, seed by seed: [seeds, t]; NaN after a run has stopped."""
-    found = [{e.round: summarise(e.stages[stage]).mean for e in run.history if stage in e.stages} for run in runs]
+    rounds, means = means_by_round(runs, stage, scale_of(runs[0]))
+    return rounds, scaled(scale_of(runs[0]), means)
+
+
+def means_by_round(runs: Sequence[Result], stage: str, scale: Scale) -> tuple[Floats, Floats]:
+    """The same by any metric, and as it was recorded."""
+    found = [
+        {e.round: summarise(e.stages[stage].by(scale)).mean for e in run.history if stage in e.stages} for run in runs
+    ]
     rounds = sorted({number for one in found for number in one})
-    means = np.array([[one.get(number, np.nan) for number in rounds] for one in found])
-    return np.array(rounds, dtype=np.float64), _scaled(means, runs)
-
-
-def _scaled(values: Floats, runs: Sequence[Result]) -> Floats:
-    return 100 * values if _metric(runs) == "accuracy" else values
-
-
-def _metric(runs: Sequence[Result]) -> str:
-    return runs[0].at(runs[0].stages[0]).metric
+    return np.array(rounds, dtype=np.float64), np.array([[one.get(t, np.nan) for t in rounds] for one in found])
 
 
 def _stages(runs: Sequence[Result]) -> list[str]:
@@ -191,7 +192,8 @@ def _dress_clients(column: Sequence[Axes], runs: Sequence[Sequence[Result]], whe
         axes.set_xlim(low, high)
         dress(axes)
         axes.set_yticks([])
-    what = "accuracy of a client in %" if _metric(runs[0]) == "accuracy" else "MSE of a client"
+    scale = scale_of(runs[0][0])
+    what = f"{scale.title} of a client{' in %' if scale.percent else ''}"
     at = "round chosen on validation data" if when == "chosen" else "last round"
     column[-1].set_xlabel(f"test {what} ({at})", fontsize=9, color=INK)
 
@@ -200,7 +202,7 @@ def _dress_convergence(column: Sequence[Axes], runs: Sequence[Sequence[Result]])
     curves = [convergence(group, stage) for group in runs for stage in _stages(group)]
     values = np.concatenate([means.ravel() for _, means in curves])
     low, high = _limits(values, runs[0])
-    if _metric(runs[0]) == "accuracy":
+    if scale_of(runs[0][0]).higher:
         # The way up from a fresh model would flatten what matters; the second half of every curve stays in view.
         settled = np.concatenate([means[:, means.shape[1] // 2 :].ravel() for _, means in curves])
         later, _ = _limits(settled, runs[0])
@@ -216,14 +218,15 @@ def _dress_convergence(column: Sequence[Axes], runs: Sequence[Sequence[Result]])
         axes.set_xlim(-0.02 * max(last, 1), 1.02 * max(last, 1))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
         dress(axes)
-    what = "accuracy in %" if _metric(runs[0]) == "accuracy" else "MSE"
+    what = measured(scale_of(runs[0][0]))
     column[0].set_title(f"mean test {what} over clients", loc="left", fontsize=9, color=INK, pad=3)
     column[-1].set_xlabel("round", fontsize=9, color=INK)
 
 
 def _is_wide(values: Floats, runs: Sequence[Result]) -> bool:
-    values = values[np.isfinite(values)]
-    return bool(_metric(runs) == "loss" and len(values) and values.min() > 0 and values.max() > WIDE * values.min())
+    scale, values = scale_of(runs[0]), values[np.isfinite(values)]
+    errors = not scale.higher and not scale.percent
+    return bool(errors and len(values) and values.min() > 0 and values.max() > WIDE * values.min())
 
 
 def _limits(values: Floats, runs: Sequence[Result]) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from coterie.evaluation.reading import shortly, unit
 from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import summarise
 from coterie.running.driver import Progress as State
@@ -45,8 +46,8 @@ class Live:
     def __call__(self, state: State) -> None:
         self._done[state.method, state.seed] = state.round
         scores = state.latest.stages[SERVED]
-        served, accuracy = summarise(scores), scores.metric == "accuracy"
-        mean, worst = (f"{100 * v:.1f} %" if accuracy else f"{v:.4g}" for v in (served.mean, served.worst))
+        served, scale = summarise(scores), scores.scale
+        mean, worst = (f"{shortly(scale, v)}{unit(scale)}" for v in (served.mean, served.worst))
         clients = f"mean {mean}  worst {worst}"
         number = list(self._done).index((state.method, state.seed)) + 1
         name = f"{number}/{self.runs} {state.method} seed {state.seed}"

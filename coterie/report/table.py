@@ -7,8 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from decimal import ROUND_HALF_UP, Decimal
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,13 +16,14 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from coterie.contract.metric import Scale
 from coterie.errors import CoterieError
+from coterie.evaluation.reading import direction, measured, number, shortly, shown
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.running.result import Result, When
 
 NAN = float("nan")
-ABSENT = "-"
 MEAN = "mean ± seeds"
 AGES = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, 0))
 """Spans of rounds since a client's arrival; the last one has no end."""
@@ -37,7 +37,7 @@ class Line:
     label: str  # what people call it: FedAvg's adapted stage is FedAvg + fine-tune
     stage: str
     when: When
-    metric: str  # accuracy (a fraction, higher is better) or loss (lower is better)
+    scale: Scale  # of the metric that decides
     seeds: int
     mean: float  # over clients
     mean_spread: float  # standard deviation of `mean` over seeds
@@ -57,19 +57,28 @@ class Line:
     printed: bool  # whether the method's paper printed this stage
 
     @property
-    def higher_is_better(self) -> bool:
-        return self.metric == "accuracy"
-
-    @property
     def trains_before_use(self) -> bool:
         return self.stage == SERVED and self.steps > 0
 
+    def record(self) -> dict[str, Any]:
+        """Plain values by column, for files and for the page; the metric is its name and its direction."""
+        found: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            found |= {"metric": value.name, "higher_is_better": value.higher} if field.name == "scale" else {
+                field.name: value
+            }
+        return found
 
-def rows(results: Sequence[Result], when: When = "chosen") -> list[Line]:
-    """One line for each stage and method: first all methods as served, then all as adapted."""
+
+def rows(results: Sequence[Result], when: When = "chosen", scale: Scale | None = None) -> list[Line]:
+    """One line for each stage and method: first all methods as served, then all as adapted.
+
+    With another `scale` the same rounds are seen by that metric; the one that decides has chosen them.
+    """
     runs = by_method(results)
     found = [
-        _line(group, stage, when)
+        _line(group, stage, when, scale or scale_of(results[0]))
         for stage in SEEN
         for group in runs.values()
         if all(stage in run.stages for run in group)
@@ -89,9 +98,16 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
         if result.seed in [other.seed for other in same]:
             raise CoterieError(f"{result.method} was given twice with seed {result.seed}; give each seed once.")
         same.append(result)
-    if len({result.at(result.stages[0]).metric for result in results}) > 1:
-        raise CoterieError("accuracy and mean squared error cannot be compared; give results of one task only.")
+    scales = list(dict.fromkeys(scale_of(result) for result in results))
+    if len(scales) > 1:
+        first, second = (scale.title for scale in scales[:2])
+        raise CoterieError(f"{first} and {second} cannot be compared; give results of one metric only.")
     return runs
+
+
+def scale_of(result: Result) -> Scale:
+    """Of the metric that decides in a run."""
+    return result.at(result.stages[0], "last").scale
 
 
 def label_of(method: str, stage: str) -> str:
@@ -143,7 +159,7 @@ def beside_paper(results: Sequence[Result], printed: Mapping[str, str]) -> Table
         table.add_column(name, justify="left" if name == "method" else "right")
     for name in methods:
         ours = [lines[name, stage] for stage in SEEN]
-        table.add_row(escape(name), printed[name], *(shown(line, line.mean) for line in ours))
+        table.add_row(escape(name), printed[name], *(shown(line.scale, line.mean) for line in ours))
     return table
 
 
@@ -161,16 +177,15 @@ def newcomers(results: Sequence[Result], stage: str = SERVED) -> Table | None:
     present = [span for span in AGES if any(span in cells for cells in found.values())]
     if not present:
         return None
-    higher = results[0].at(results[0].stages[0]).metric == "accuracy"
-    title = f"newcomers, {stage}: test {'accuracy in %' if higher else 'MSE'} by rounds since their arrival"
+    scale = scale_of(results[0])
+    title = f"newcomers, {stage}: test {measured(scale)} by rounds since their arrival"
     table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
                   show_edge=False, pad_edge=False, min_width=len(title))
     table.add_column("method", overflow="fold", max_width=36)
     for low, high in present:
         table.add_column(str(low) if low == high else f"{low}-{high}" if high else f"{low}+", justify="right")
     for method, by_span in found.items():
-        shown = [by_span.get(span, NAN) for span in present]
-        cells = [number(100 * v, 1) if higher else number(v, 3) for v in shown]
+        cells = [shortly(scale, by_span.get(span, NAN)) for span in present]
         table.add_row(escape(label_of(method, stage)), *cells)
     return table
 
@@ -211,18 +226,18 @@ def to_csv(results: Sequence[Result], path: str | Path) -> Path:
     """Every number of the comparison, at the chosen and at the last round; what is not known stays empty."""
     lines = [line for when in get_args(When) for line in rows(results, when)]
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Line)])
+        writer = csv.DictWriter(file, list(lines[0].record()))
         writer.writeheader()
         for line in lines:
-            writer.writerow({name: _plain(value) for name, value in asdict(line).items()})
+            writer.writerow({name: _plain(value) for name, value in line.record().items()})
     return Path(path)
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def _line(runs: Sequence[Result], stage: str, when: When) -> Line:
-    scores = [run.at(stage, when) for run in runs]
+def _line(runs: Sequence[Result], stage: str, when: When, scale: Scale) -> Line:
+    scores = [run.at(stage, when).by(scale) for run in runs]
     found = [summarise(one) for one in scores]
 
     def average(name: str) -> float:
@@ -233,7 +248,7 @@ def _line(runs: Sequence[Result], stage: str, when: When) -> Line:
         label=label_of(runs[0].method, stage),
         stage=stage,
         when=when,
-        metric=scores[0].metric,
+        scale=scale,
         seeds=len(runs),
         mean=average("mean"),
         mean_spread=_spread([one.mean for one in found]),
@@ -244,7 +259,7 @@ def _line(runs: Sequence[Result], stage: str, when: When) -> Line:
         lowest=average("lowest"),
         best=average("best"),
         jain=average("jain"),
-        unseen=_unseen(runs, unseen(stage), when),
+        unseen=_unseen(runs, unseen(stage), when, scale),
         epsilon=max(run.epsilon for run in runs),
         bytes_each_round=float(np.mean([run.bytes_each_round for run in runs])),
         seconds=float(np.mean([run.seconds for run in runs])),
@@ -254,10 +269,10 @@ def _line(runs: Sequence[Result], stage: str, when: When) -> Line:
     )
 
 
-def _unseen(runs: Sequence[Result], stage: str, when: When) -> float:
+def _unseen(runs: Sequence[Result], stage: str, when: When, scale: Scale) -> float:
     if not all(stage in run.stages for run in runs):
         return NAN
-    return float(np.mean([summarise(run.at(stage, when)).mean for run in runs]))
+    return float(np.mean([summarise(run.at(stage, when).by(scale)).mean for run in runs]))
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -284,15 +299,15 @@ def _extra(lines: Sequence[Line]) -> tuple[str, ...]:
 def _cells(line: Line, extra: Sequence[str]) -> dict[str, str]:
     """What a table shows of a line, by column; the stage is said otherwise."""
     marks = ("·t" if line.trains_before_use else "") + ("†" if line.printed else "")
-    spread = f" ± {shown(line, line.mean_spread)}" if line.seeds > 1 else ""
+    spread = f" ± {shown(line.scale, line.mean_spread)}" if line.seeds > 1 else ""
     return {
         "method": f"{line.label} {marks}".strip(),
-        MEAN: shown(line, line.mean) + spread,
-        "std": shortly(line, line.client_std),
-        "worst": shortly(line, line.worst),
-        "low10": shortly(line, line.lowest),
+        MEAN: shown(line.scale, line.mean) + spread,
+        "std": shortly(line.scale, line.client_std),
+        "worst": shortly(line.scale, line.worst),
+        "low10": shortly(line.scale, line.lowest),
         "Jain": number(line.jain, 3),
-        **({"unseen": shortly(line, line.unseen)} if "unseen" in extra else {}),
+        **({"unseen": shortly(line.scale, line.unseen)} if "unseen" in extra else {}),
         **({"epsilon": number(line.epsilon, 2)} if "epsilon" in extra else {}),
         "bytes": human_bytes(line.bytes_each_round),
         "time": human_seconds(line.seconds),
@@ -317,27 +332,7 @@ def _best(group: Sequence[Line], of: Callable[[Line], float]) -> float:
     values = [of(line) for line in group if not math.isnan(of(line))]
     if len(group) < 2 or not values:
         return NAN
-    return max(values) if group[0].higher_is_better else min(values)
-
-
-def shown(line: Line, value: float) -> str:
-    """Accuracy in percent, errors as they are."""
-    return number(100 * value, 2) if line.metric == "accuracy" else number(value, 3)
-
-
-def shortly(line: Line, value: float) -> str:
-    """As `shown`, with the decimals that one client's few test samples deserve."""
-    return number(100 * value, 1) if line.metric == "accuracy" else number(value, 3)
-
-
-def number(value: float, decimals: int) -> str:
-    """With so many decimals, halves away from zero: the one way of rounding of tables, sentences and the page."""
-    if math.isnan(value):
-        return ABSENT
-    if abs(value) >= 1e5:
-        return f"{value:.2e}"
-    # 88.25 is 88.3 everywhere, also where it is computed as 88.24999999999999; the page does the same.
-    return str(Decimal(f"{value:.9f}").quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP))
+    return max(values) if group[0].scale.higher else min(values)
 
 
 def human_bytes(count: float) -> str:
@@ -363,7 +358,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 def _title(lines: Sequence[Line]) -> str:
     first = lines[0]
-    metric = "test accuracy in %, higher is better" if first.higher_is_better else "test MSE, lower is better"
+    metric = f"test {measured(first.scale)}, {direction(first.scale)}"
     when = "the round chosen on validation data" if first.when == "chosen" else "the last round"
     seeds = _span([line.seeds for line in lines])
     return f"{metric}; {when}; {seeds} seed{'' if seeds == '1' else 's'}"

@@ -1,30 +1,34 @@
-"""Models that have learned nothing: no better than a client's most frequent class, or one answer for everybody.
+"""Models that have learned nothing: no better than a constant answer of each client, or one answer for everybody.
 
-What such an answer scores follows from the counts of the labels, which a run folder holds; where they are not known,
-nothing is said.
+What such an answer scores by a metric follows from the counts of the labels, which a run folder holds; where they are
+not known, or for a metric of which that is not known, nothing is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie import registry
+from coterie.contract.metric import Scale
 from coterie.data import SPLITS
 from coterie.errors import CoterieError
 from coterie.metrics.accuracy import Accuracy
 from coterie.report.series import Floats
-from coterie.report.table import number
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 
 Ints = NDArray[np.int64]
 
+UNTOLD = ("ece",)
+"""Metrics by which an answer of label shares is good although it has learned nothing: it is well calibrated."""
 EXACT = 1e-6
-"""Accuracies are counts of test samples, so those of a constant answer are met to the digit."""
+"""Scores of a constant answer are met to the digit."""
 
 
 def label_counts(results: Sequence[Result]) -> tuple[Ints, Ints | None] | None:
@@ -51,27 +55,63 @@ def _read(folder: Path, histogram: Any, tested: Any) -> tuple[Ints, Ints | None]
     return held, test
 
 
-def frequent(held: Ints, tested: Ints | None) -> Floats:
-    """What always answering a client's most frequent class scores: [clients], NaN for clients without test samples.
+def known_and_scored(held: Ints, tested: Ints | None) -> tuple[Ints, Ints]:
+    """What a constant answer is taken from, training and validation data, and what it is scored on, test data.
 
-    The class is taken from training and validation data and scored on test data; without the test counts, it is the
-    share of the class among all the client's samples.
+    Without the test counts both are all the client's samples.
     """
-    return Accuracy().constant(*((held, held) if tested is None else (held - tested, tested)))
+    return (held, held) if tested is None else (held - tested, tested)
 
 
-def constant(values: Floats, held: Ints, tested: Ints) -> bool:
-    """Whether accuracies [seeds, clients] are those of one class for everybody, or of each client's most frequent one.
+def one_class(tested: Ints) -> Floats:
+    """What answering the same class for everybody scores, class by class: [clients, classes]."""
+    share: Floats = tested / np.maximum(tested.sum(1), 1)[:, None]
+    return share
+
+
+@dataclass(frozen=True)
+class Constant:
+    """What a constant answer scores by a metric, and the words for such an answer."""
+
+    words: str
+    level: Callable[[Ints, Ints], Floats]
+    """Of each client's own, from what is known and what is scored [clients, classes]: [clients], NaN without any."""
+    alike: Callable[[Ints], Floats]
+    """Of one answer for everybody, from the test counts: [clients, answers]."""
+
+
+def constant_by(scale: Scale) -> Constant | None:
+    """What a constant answer scores by this metric; None where that is not known, and nothing is said."""
+    if scale == Accuracy().scale:
+        return Constant("always answering the client's most frequent class", Accuracy().constant, one_class)
+    try:
+        metric = registry.metric(scale.name)
+    except CoterieError:  # of a file that is elsewhere
+        return None
+    if metric.kind != "classes" or metric.by_class or scale.name in UNTOLD:
+        return None
+    return Constant("answering each client's label shares, whatever the input", metric.constant, _no_answers)
+
+
+def _no_answers(tested: Ints) -> Floats:
+    return np.zeros((len(tested), 0))
+
+
+def constant(values: Floats, held: Ints, tested: Ints | None, by: Constant) -> bool:
+    """Whether values [seeds, clients] are those of one answer for everybody, or of each client's own constant answer.
 
     Where every client's test data are of a single class, a perfect model scores the same, so nothing is said.
     """
-    values, total = values[:, : len(tested)], tested.sum(1)
-    there = (total > 0) & ~np.isnan(values).any(0)
-    if not there.any() or not ((tested[there] > 0).sum(1) > 1).any():
+    if tested is None:
         return False
-    shares = np.column_stack([tested / np.maximum(total, 1)[:, None], frequent(held, tested)])[there]  # [there, K + 1]
-    return all(bool((np.abs(shares - seed[there, None]) < EXACT).all(0).any()) for seed in values)
+    values = values[:, : len(tested)]
+    there = (tested.sum(1) > 0) & ~np.isnan(values).any(0)
+    if not there.any() or of_one_class(tested[there]):
+        return False
+    answers = np.column_stack([by.alike(tested), by.level(held - tested, tested)])[there]  # [there, answers + 1]
+    return all(bool((np.abs(answers - seed[there, None]) < EXACT).all(0).any()) for seed in values)
 
 
-def percent(share: float) -> str:
-    return f"{number(100 * share, 1)} %"
+def of_one_class(counts: Ints) -> bool:
+    """Whether no client has samples of two classes."""
+    return not bool(((counts > 0).sum(1) > 1).any())

@@ -3,7 +3,7 @@
 A difference between two methods is *more than noise* beyond twice its standard error, sqrt(c^2 + s_a^2 / k_a + s_b^2 /
 k_b): c is its standard error between clients, s the standard deviation over k seeds. For the mean, c is that of the
 clients' paired differences, each averaged over seeds: sqrt(var / n). For the worst client, c is the deviation of the
-difference over draws with replacement of the clients and, for accuracies, of their test samples.
+difference over draws with replacement of the clients and, where the metric counts right samples, of their test samples.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from coterie.contract.metric import Scale
+from coterie.evaluation.intervals import is_proportion
+from coterie.evaluation.reading import measured, points, shortly, shown, unit
 from coterie.evaluation.stages import ADAPTED, SERVED
 from coterie.report.series import Floats, over_seeds
-from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, rows, shortly, shown
-from coterie.report.untrained import EXACT, constant, frequent, label_counts, percent
+from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, rows
+from coterie.report.untrained import EXACT, constant, constant_by, known_and_scored, label_counts, of_one_class
 from coterie.running.result import Result
 from coterie.running.runs import ALWAYS
 
@@ -48,8 +51,8 @@ class Case:
         return self.line.label if fine else f"{self.line.label} ({self.line.stage})"
 
     @property
-    def sign(self) -> int:
-        return 1 if self.line.higher_is_better else -1
+    def scale(self) -> Scale:
+        return self.line.scale
 
 
 Number = Callable[[Case], float]
@@ -65,10 +68,10 @@ class Measure:
     error: Callable[[Case, Case], float]
 
     def ahead(self, a: Case, b: Case) -> float:
-        return a.sign * (self.of(a) - self.of(b))
+        return a.scale.sign * (self.of(a) - self.of(b))
 
     def best(self, cases: Sequence[Case]) -> Case:
-        return max(cases, key=lambda case: case.sign * self.of(case))
+        return max(cases, key=lambda case: case.scale.sign * self.of(case))
 
     def beyond(self, a: Case, b: Case) -> bool | None:
         """Whether a leads b by more than noise; None where it does between clients and there is one seed only."""
@@ -108,35 +111,34 @@ def verdict(results: Sequence[Result]) -> str:
     said += [_sentences(measure, found) for measure in (MEAN, WORST)]
     if min(case.line.seeds for case in found) < 2:
         said.append("With one seed, the noise between seeds is unknown.")
-    return "\n".join(said)
+    return "\n".join([*said, *_clients_only(found)])
 
 
 def learned_nothing(results: Sequence[Result], found: Sequence[Case]) -> tuple[str, list[str]]:
-    """A sentence where no method beats each client's most frequent class, and sentences on what to do about it."""
-    best, counts = MEAN.best(found), label_counts(results)
-    if counts is None or best.line.metric != "accuracy":
+    """A sentence where no method beats a constant answer of each client, and sentences on what to do about it."""
+    best = MEAN.best(found)
+    scale, counts, by = best.scale, label_counts(results), constant_by(best.scale)
+    if counts is None or by is None:
         return "", []
     clients = min(len(counts[0]), best.values.shape[1])
     held, tested = counts[0][:clients], None if counts[1] is None else counts[1][:clients]
-    guess, values = frequent(held, tested), over_seeds(best.values)[:clients]
+    guess, values = by.level(*known_and_scored(held, tested)), over_seeds(best.values)[:clients]
     both = np.isfinite(guess) & np.isfinite(values)
     if not both.any():
         return "", []
-    level = float(guess[both].mean())
-    said = f"always answering the client's most frequent class ({percent(level)})"
-    if level >= 1 - EXACT:
+    mean, ahead = float(guess[both].mean()), scale.sign * (values - guess)
+    said = f"{by.words} ({shortly(scale, mean)}{unit(scale)})"
+    if mean >= 1 - EXACT and of_one_class((held if tested is None else tested)[both]):
         return "", ["Every client's test data are of one class, its most frequent one: they cannot tell methods apart."]
-    dead = [] if tested is None else [case for case in found if constant(case.values, held, tested)]
-    if float(values[both].mean()) <= level + EXACT:
+    if float(ahead[both].mean()) <= EXACT:
         what = "method does" if len({case.line.method for case in found}) > 1 else "stage does"
         return f"No {what} better than {said}.", [f"These models are of no use yet. {HINT}"]
     warnings = []
-    if float((values - guess)[both].mean()) <= BEYOND * paired_error(values, guess):
+    if float(ahead[both].mean()) <= BEYOND * paired_error(values, guess):
         warnings.append(f"The best, {best.name}, is within noise between clients of {said}.")
-    if dead:
-        names = [case.name for case in dead]
-        listed = f"{', '.join(names[:-1])} and {names[-1]} score" if len(names) > 1 else f"{names[0]} scores"
-        it = "they have" if len(names) > 1 else "it has"
+    if dead := [case.name for case in found if constant(case.values, held, tested, by)]:
+        listed = f"{', '.join(dead[:-1])} and {dead[-1]} score" if len(dead) > 1 else f"{dead[0]} scores"
+        it = "they have" if len(dead) > 1 else "it has"
         warnings.append(f"{listed} exactly what a constant answer scores: {it} learned nothing. {HINT}")
     return "", warnings
 
@@ -166,11 +168,10 @@ def served_worst(results: Sequence[Result], most: int = 3) -> Table | None:
         return None
     best = MEAN.best(found)
     values = over_seeds(best.values)
-    order = [i for i in np.argsort(best.sign * values, kind="stable") if not np.isnan(values[i])][:most]
+    order = [i for i in np.argsort(best.scale.sign * values, kind="stable") if not np.isnan(values[i])][:most]
     beside = [case for case in found if case.line.method in ALWAYS and case.line.stage == SERVED]
     columns = [best, *(case for case in beside if case is not best)]
-    what = "accuracy in %" if best.line.higher_is_better else "MSE"
-    title = f"served worst by {best.name}: test {what}"
+    title = f"served worst by {best.name}: test {measured(best.scale)}"
     table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
                   show_edge=False, pad_edge=False, min_width=len(title))
     table.add_column("client", overflow="fold", max_width=40)
@@ -178,7 +179,7 @@ def served_worst(results: Sequence[Result], most: int = 3) -> Table | None:
         table.add_column(escape(name), justify="right")
     names = results[0].names or tuple(map(str, range(len(values))))
     for i in order:
-        cells = [shortly(case.line, float(over_seeds(case.values)[i])) for case in columns]
+        cells = [shortly(case.scale, float(over_seeds(case.values)[i])) for case in columns]
         table.add_row(escape(names[i]), str(best.samples[i]), *cells)
     return table
 
@@ -194,7 +195,7 @@ def paired_error(a: Floats, b: Floats) -> float:
 
 
 def worst_error(a: Case, b: Case) -> float:
-    """The deviation of worst(a) - worst(b) over draws of the clients and, for accuracies, of their test samples."""
+    """The deviation of worst(a) - worst(b) over draws of the clients and, for proportions, of their test samples."""
     both = np.flatnonzero(~np.isnan(over_seeds(a.values)) & ~np.isnan(over_seeds(b.values)))
     if not len(both) or not all(np.isfinite(np.where(np.isnan(one.values), 0, one.values)).all() for one in (a, b)):
         return 0.0
@@ -204,10 +205,11 @@ def worst_error(a: Case, b: Case) -> float:
         chosen = rng.choice(both, len(both))
         for k, one in enumerate((a, b)):
             moved = one.values[:, chosen]
-            if one.line.higher_is_better:
+            if is_proportion(one.scale):
                 p, n = over_seeds(moved), np.maximum(one.samples[chosen], 1)
                 moved = moved + rng.binomial(n, np.clip(p, 0, 1)) / n - p
-            line[k] = one.sign * np.mean([np.nanmin(one.sign * seed) for seed in moved if not np.isnan(seed).all()])
+            sign = one.scale.sign
+            line[k] = sign * np.mean([np.nanmin(sign * seed) for seed in moved if not np.isnan(seed).all()])
     return float((drawn[:, 0] - drawn[:, 1]).std(ddof=1))
 
 
@@ -238,26 +240,26 @@ def runner_up(winner: Case, found: Sequence[Case], measure: Measure) -> Case | N
 def _sentences(measure: Measure, found: Sequence[Case]) -> str:
     """The best, the runner-up, and the two baselines where they are neither."""
     winner = measure.best(found)
-    unit, points = (" %", " points") if winner.line.higher_is_better else ("", "")
-    said = f"For {measure.what}, {winner.name} is best with {shown(winner.line, measure.of(winner))}{unit}"
+    scale, apart = winner.scale, points(winner.scale)
+    said = f"For {measure.what}, {winner.name} is best with {shown(scale, measure.of(winner))}{unit(scale)}"
 
     def behind(other: Case) -> tuple[str, str]:
-        return difference(winner.line, measure.of(winner), measure.of(other)), NOISE[measure.beyond(winner, other)]
+        return difference(scale, measure.of(winner), measure.of(other)), NOISE[measure.beyond(winner, other)]
 
     second = runner_up(winner, found, measure)
     if second is not None:
         far, noise = behind(second)
         said += f"; the runner-up, {second.name}, is "
-        said += f"{far}{points} behind, {noise}" if Decimal(far) else "level with it"
+        said += f"{far}{apart} behind, {noise}" if Decimal(far) else "level with it"
     said += "."
     known = baselines(found)
     rest = [case for case in known.values() if case is not None and case is not winner and case is not second]
     words = [behind(case) for case in rest]
     if len(rest) == 2 and words[0][1] == words[1][1]:
-        said += f" {rest[0].name} is {words[0][0]} and {rest[1].name} {words[1][0]}{points} behind, both {words[0][1]}."
+        said += f" {rest[0].name} is {words[0][0]} and {rest[1].name} {words[1][0]}{apart} behind, both {words[0][1]}."
     elif rest:
-        said += f" {rest[0].name} is {words[0][0]}{points} behind ({words[0][1]})"
-        said += f", {rest[1].name} {words[1][0]}{points} ({words[1][1]})." if len(rest) == 2 else "."
+        said += f" {rest[0].name} is {words[0][0]}{apart} behind ({words[0][1]})"
+        said += f", {rest[1].name} {words[1][0]}{apart} ({words[1][1]})." if len(rest) == 2 else "."
     missing = [name for name, case in known.items() if case is None]
     return said + (f" {' and '.join(missing)} {'were' if len(missing) > 1 else 'was'} not run." if missing else "")
 
@@ -267,9 +269,9 @@ NOISE: Mapping[bool | None, str] = {
 }
 
 
-def difference(line: Line, a: float, b: float) -> str:
+def difference(scale: Scale, a: float, b: float) -> str:
     """|a - b| of the two numbers as `shown` rounds them, so that readers can check it."""
-    return f"{abs(Decimal(shown(line, a)) - Decimal(shown(line, b))):f}"
+    return f"{abs(Decimal(shown(scale, a)) - Decimal(shown(scale, b))):f}"
 
 
 def _headline(winner: Case, found: Sequence[Case]) -> str:
@@ -310,4 +312,13 @@ def _caveat(found: Sequence[Case], unfinished: int) -> str:
         parts.append("With one seed, the noise between seeds is unknown; compare with --seeds 3 or more to know.")
     elif seeds < 3:
         parts.append("With two seeds the noise between seeds is known only roughly.")
-    return " ".join(parts)
+    return " ".join([*parts, *(_clients_only(found) if len({case.line.method for case in found}) > 1 else [])])
+
+
+def _clients_only(found: Sequence[Case]) -> list[str]:
+    """What the noise of the worst client leaves out where the metric is no count of test samples."""
+    scale = found[0].scale
+    if is_proportion(scale):
+        return []
+    return [f"For {scale.title}, the noise of the worst client is that between clients; how few test samples it has is "
+            "not in it."]

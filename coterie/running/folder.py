@@ -19,7 +19,7 @@ import platform
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from pathlib import Path
@@ -35,7 +35,7 @@ from coterie.contract.metric import Scale
 from coterie.data import SPLITS, Federation
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.measures import scale_of
-from coterie.evaluation.score import Evaluation, Scores
+from coterie.evaluation.score import LOSS, Evaluation, Scores, loss_scale
 from coterie.evaluation.stages import SEEN, STAGES
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.registry import respelled
@@ -206,9 +206,22 @@ class Folder:
                 raise ValueError("some scores are missing")
         return found
 
+    def scales(self) -> dict[str, Scale]:
+        """How the metrics are read that the run recorded, by name; earlier versions recorded loss and accuracy only."""
+        config, data = self.config(), self.data() or {}
+        with _reading(self.path / "config.json"):
+            classes = int(config.get("samples", data).get("classes", 0))
+            found = {LOSS.name: loss_scale(classes, str(config.get("loss") or ""))}
+            recorded = config.get("metrics") or {"chosen": None, "watched": ()}
+            for one in filter(None, (recorded["chosen"], *recorded["watched"])):
+                name = str(one["name"])
+                found[name] = Scale(name, str(one["title"]), bool(one["higher"]), bool(one["percent"]))
+        return found
+
     def result(self) -> Result:
         """What the files hold, finished or not."""
-        config, history, rounds = self.config(), tuple(self.history()), tuple(self.rounds())
+        config, rounds, scales = self.config(), tuple(self.rounds()), self.scales()
+        history = tuple(_named(evaluation, scales) for evaluation in self.history())
         if not history:
             raise CoterieError(f"{self.path} holds no evaluation yet.")
         with _reading(self.path / "config.json"):
@@ -305,6 +318,12 @@ def _scores(header: Sequence[str], lines: list[list[str]], chosen: Scale | None)
         if name not in test or name not in val:
             raise ValueError(f"no column {name}")
     return Scores(whole[0], whole[1], whole[2], test, val, chosen)
+
+
+def _named(evaluation: Evaluation, scales: Mapping[str, Scale]) -> Evaluation:
+    """Scores that do not say which metric decides, with the run's own word for theirs."""
+    stages = {name: replace(s, chosen=scales.get(s.metric, s.scale)) for name, s in evaluation.stages.items()}
+    return replace(evaluation, stages=stages)
 
 
 def inside(path: Path) -> list[Folder]:

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.contract.metric import Scale
 from coterie.contract.net import Net
 from coterie.data.partition import Ints
 from coterie.evaluation import intervals
+from coterie.metrics.accuracy import Accuracy
 
 FOLDS = 10
 """Of the cross-validation behind the estimate; as many as samples where those are fewer."""
@@ -88,7 +90,7 @@ def decide(folds: Sequence[tuple[Held, Held]], adapt: Adapt) -> Decision:
 class Estimate:
     """What the model scores on samples it has not seen, counted by cross-validation on the newcomer's `n` samples."""
 
-    metric: str  # accuracy, or loss (mean squared error) for regression
+    scale: Scale  # of accuracy, or of the run's loss where it predicts numbers
     value: float
     interval: tuple[float, float]  # for the metric on `future` further samples of this client, at intervals.LEVEL
     future: int
@@ -96,6 +98,11 @@ class Estimate:
     n: int
     folds: int
     drift: float  # standard deviation between models made again from samples like these
+
+    @property
+    def metric(self) -> str:
+        """Its name."""
+        return self.scale.name
 
 
 def drift(folds: Sequence[Array]) -> float:
@@ -111,8 +118,8 @@ def drift(folds: Sequence[Array]) -> float:
     return max(found / pairs, 0.0) if pairs else 0.0
 
 
-def estimated(folds: Sequence[Sequence[Held]], future: int, classes: bool) -> Estimate:
-    """From every fold's replicas: the first ones are counted, all of them give tau^2.
+def estimated(folds: Sequence[Sequence[Held]], future: int, classes: bool, loss: Scale) -> Estimate:
+    """From every fold's replicas: the first ones are counted, all of them give tau^2; `loss` is how a loss is read.
 
     The model handed out is one more draw, and the estimate the mean of as many draws as folds: tau^2 (1 + 1 / folds).
     """
@@ -125,7 +132,7 @@ def estimated(folds: Sequence[Sequence[Held]], future: int, classes: bool) -> Es
         worth = intervals.worth(correct, n, extra)
         k = correct * worth / n
         interval, confidence = intervals.predictive(k, worth, future), intervals.clopper_pearson(k, worth)
-        return Estimate("accuracy", correct / n, interval, future, confidence, n, len(folds), extra**0.5)
+        return Estimate(Accuracy().scale, correct / n, interval, future, confidence, n, len(folds), extra**0.5)
     mean, deviation = float(counted.loss.mean()), float(counted.loss.std(ddof=1))
     interval, endless = (intervals.mean_predictive(mean, deviation, n, m, extra) for m in (future, 0))
-    return Estimate("loss", mean, interval, future, endless, n, len(folds), extra**0.5)
+    return Estimate(loss, mean, interval, future, endless, n, len(folds), extra**0.5)

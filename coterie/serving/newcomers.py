@@ -22,6 +22,7 @@ from coterie.data import Federation
 from coterie.data.partition import generator
 from coterie.data.splits import deal
 from coterie.errors import CoterieError
+from coterie.evaluation.score import LOSS
 from coterie.running import arrival
 from coterie.running.arrival import Arrival
 from coterie.running.clients import Clients
@@ -96,7 +97,8 @@ def personalize(
     replicas = [[next(scored) for _ in outer] for _ in range(REPLICAS)]
     decided, *inside = [decide([next(scored) for _ in parts], adapt) for parts in inner]
     held = [[folds[k][decision.adapt] for folds in replicas] for k, decision in enumerate(inside)]  # [fold][replica]
-    estimate = estimated(held, future or max(1, round(n / 3)), bool(saved.spec.classes))
+    loss = saved.folder.scales()[LOSS.name]
+    estimate = estimated(held, future or max(1, round(n / 3)), bool(saved.spec.classes), loss)
     return desk.give(x, y, name, decided, estimate)
 
 

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from coterie.data import spelled
 from coterie.errors import CoterieError, NoLabels, counted, unknown
 from coterie.evaluation.intervals import LEVEL
+from coterie.evaluation.reading import shortly, unit
 from coterie.running.saved import Saved
 from coterie.serving.estimate import Adapt, Estimate
 from coterie.serving.newcomer_data import read
@@ -51,24 +52,29 @@ def described(saved: Saved, found: Personalized) -> dict[str, Any]:
     return {
         "method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()), "client": found.client,
         "round": found.round, "newcomer": True, "adapted": found.adapted, "fallback": found.fallback,
-        "estimate": None if found.estimate is None else {**vars(found.estimate), "level": LEVEL},
+        "estimate": None if found.estimate is None else _plain(found.estimate),
         "why": list(found.why), "facts": dict(found.facts), "job": job,
     }
+
+
+def _plain(estimate: Estimate) -> dict[str, Any]:
+    """The metric by its name, beside the numbers."""
+    numbers = {name: value for name, value in vars(estimate).items() if name != "scale"}
+    return {"metric": estimate.metric, **numbers, "level": LEVEL}
 
 
 def _stated(estimate: Estimate | None) -> list[str]:
     if estimate is None:
         return []
-    share = estimate.metric == "accuracy"
+    scale = estimate.scale
 
     def shown(value: float) -> str:
-        return f"{value:.1%}".replace("%", " %") if share else f"{value:.4g}"
+        return f"{shortly(scale, value)}{unit(scale)}"
 
-    metric = "accuracy" if share else "mean squared error"
     (low, high), (least, most), level = estimate.interval, estimate.confidence, f"{LEVEL:.0%}".replace("%", " %")
     return [
-        f"Estimate: {metric} {shown(estimate.value)}, by {estimate.folds}-fold cross-validation of all of this, the "
-        f"choice whether to adapt included, on its {counted(estimate.n, 'labelled sample')}.",
+        f"Estimate: {scale.title} {shown(estimate.value)}, by {estimate.folds}-fold cross-validation of all of this, "
+        f"the choice whether to adapt included, on its {counted(estimate.n, 'labelled sample')}.",
         f"On {counted(estimate.future, 'further sample')} of this client: {shown(low)} to {shown(high)} ({level} "
         "prediction interval).",
         f"On endlessly many: {shown(least)} to {shown(most)} ({level} confidence interval).",

@@ -4,18 +4,22 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import populations
 import pytest
 
 from coterie.advise import Candidate, Findings, Pilot, advise, decide, report
-from coterie.advise.pilot import PilotPlan, constant, fewer
+from coterie.advise.pilot import PilotPlan, candidates, constant, fewer
 from coterie.advise.shift import PullClusters, Shift
+from coterie.contract.metric import Scale
 from coterie.data import Federation
 from coterie.errors import CoterieError
+from coterie.metrics.accuracy import Accuracy
 from coterie.models import model
 from coterie.running.experiment import Experiment
+from coterie.running.runs import compare
 
 EXPECTED = {
     "hospitals": {"decoupling", "interpolation"},
@@ -86,9 +90,9 @@ def test_regression_is_judged_by_its_error():
         clients.append((x, x[:, 0] * (1 if i % 2 else -1)))
     data = Federation.from_clients(clients, val=0.2)
     pilot = advise(model("linear", (3,), 1), data, rounds=4, seeds=1, lr=0.1, device="cpu", newcomers="none")
-    assert pilot.findings.metric == "loss"
+    assert (pilot.findings.metric.name, pilot.findings.metric.higher) == ("loss", False)
     assert pilot.advice.way not in ("shared", "conflict-free")
-    assert "an error of" in " ".join(report.sentences(pilot))
+    assert f"{pilot.findings.metric.title} 0." in " ".join(report.sentences(pilot))
     by_label = {s.candidate.label: s.value for s in pilot.advice.standings}
     assert by_label["fedavg"] < -0.5  # the mean of opposite slopes is 0, whose error is x's variance, 1
 
@@ -114,7 +118,7 @@ def test_the_guess_is_each_clients_most_frequent_training_class():
     """Most of the first client's labels are 0, of the others' 1; the accuracy is recounted from the samples."""
     y = [np.repeat([0, 1], [30, 10]), np.repeat([0, 1], [4, 36]), np.ones(40, int)]
     data = Federation.from_clients([(np.zeros((40, 2), np.float32), labels) for labels in y], val=0.2)
-    found = constant(data)
+    found = constant(data, Accuracy().scale)
     for i, most in enumerate((0, 1, 1)):
         assert found[i] == pytest.approx(float((data.client(i, "val")[1] == most).float().mean()))
     assert found[2] == 1  # it has one class
@@ -142,22 +146,44 @@ def test_the_advice_begins_with_it_when_nothing_was_learned(unlearnable):
 # -- the words ---------------------------------------------------------------------------------------------------------
 
 
+def test_candidates_are_scored_by_the_metric_that_decides(small):
+    """Validation scores are larger when better: accuracies as they are, a loss with its sign turned."""
+    data = federation(small)
+    factory = model("mlp", tuple(data.x.shape[1:]), data.classes, hidden=4)
+    results = compare(["fedavg"], factory, data, rounds=1, lr=0.1, device="cpu")
+    by_loss = [
+        replace(run, history=tuple(
+            replace(e, stages={name: replace(s, chosen=HUBER) for name, s in e.stages.items()}) for e in run.history
+        ))
+        for run in results
+    ]
+    for metric, sign, runs in (("accuracy", 1, results), ("loss", -1, by_loss)):
+        fedavg = next(c for c in candidates(runs, data) if c.label == "fedavg")
+        scores = next(run for run in runs if run.method == "fedavg").at("served")
+        assert fedavg.seen[0] == pytest.approx(sign * scores.val[metric])
+        assert fedavg.test == pytest.approx(scores.test[metric].mean())
+        assert fedavg.worst == pytest.approx((sign * scores.test[metric]).min() * sign)
+    assert constant(data, HUBER) is None  # what a constant answer scores by it is not known
+
+
+ACCURACY = Accuracy().scale
+HUBER = Scale("loss", "huber", higher=False)
 CLOUD = PullClusters(1, 0.3, 0.28, 1.2, (0,) * 8)
 
 
-def told(*values, noise=0.0, clusters=CLOUD, stages=("served",) * 9):
+def told(*values, noise=0.0, clusters=CLOUD, stages=("served",) * 9, metric=ACCURACY, guess=0.2):
     """What is said of methods with these scores, for 8 clients and 2 seeds, from the simplest to the most involved."""
     names = ("local", "fedavg", "fedper", "ifca:models=2")
     ways = ("local", "shared", "decoupling", "clustering")
     rng = np.random.default_rng(0)
     made = tuple(
         Candidate(name, stage, "fine-tuning" if (name, stage) == ("fedavg", "adapted") else way,
-                  np.clip(value + noise * rng.standard_normal((2, 8)), 0, 1), np.zeros((2, 0)), value, value,
-                  float("nan"), 100.0)
+                  metric.sign * np.clip(value + noise * rng.standard_normal((2, 8)), 0, 1), np.zeros((2, 0)), value,
+                  value, float("nan"), 100.0)
         for name, way, value, stage in zip(names, ways, values, stages, strict=False)
     )
-    found = Findings(made, Shift(0.1, 0.1, 0.0), clusters, 8, 0, (30, 40), "accuracy", "none", "mean",
-                     np.full(8, 0.2))
+    found = Findings(made, Shift(0.1, 0.1, 0.0), clusters, 8, 0, (30, 40), metric, "none", "mean",
+                     None if guess is None else np.full(8, guess))
     return Pilot(found, decide(found), PilotPlan(names, 10, 2, None, None), 5.0)
 
 
@@ -169,6 +195,21 @@ def test_clustering_without_clear_groups_says_how_both_can_be():
     assert "2 clear groups (of 3, 5 clients)" in " ".join(report.sentences(told(0.4, 0.5, 0.5, 0.9, clusters=clear)))
     other = " ".join(report.sentences(told(0.4, 0.5, 0.9, 0.5)))
     assert "There are no clear groups of clients." in other
+
+
+def test_an_error_is_called_by_its_name_and_less_of_it_is_better():
+    """The same numbers as errors: fedper's 0.3 is the least, and the next way, local's 0.4, has 0.100 more."""
+    pilot = told(0.4, 0.6, 0.3, 0.7, metric=HUBER, guess=None)
+    said = report.sentences(pilot)
+    assert said[0] == "Take decoupling: a shared body under personal heads (fedper)."
+    assert said[1] == "It scored best on validation data: huber 0.300 (mean over clients)."
+    assert said[2].startswith("The next way, local (local), scored 0.100 more, more than noise")
+    assert "huber 0.400 alone, huber 0.300 with fedper" in " ".join(said)
+    assert "Clients hold about the same mixes of classes" in " ".join(said)  # it has classes, whatever decides
+    assert str(report.table(pilot).title).startswith("huber; chosen on validation data")
+    assert [cells[2] for cells in report.rows(pilot)] == ["0.300", "0.400", "0.600", "0.700"]
+    record = report.record(pilot, "")
+    assert (record["metric"], record["higher_is_better"]) == ("loss", False)
 
 
 def test_the_simpler_one_within_noise_is_said_with_its_numbers():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from coterie.advise import Candidate, Findings, decide
 from coterie.advise.shift import PullClusters, Shift
 from coterie.errors import CoterieError
+from coterie.metrics.accuracy import Accuracy
 
 CLIENTS, NEWCOMERS, SEEDS = 12, 6, 2
 ORDER = ("local", "fedavg", "fedper", "ifca")
@@ -30,7 +31,7 @@ def candidate(method, seen, new=0.5, noise=0.0, seed=0):
 def findings(*candidates, newcomers="none", objective="mean"):
     return Findings(
         candidates, Shift(0.0, 0.0, 0.0), PullClusters(1, 0.0, 0.0, 0.0, (0,) * CLIENTS), CLIENTS, NEWCOMERS, (50, 50),
-        "accuracy", newcomers, objective,
+        Accuracy().scale, newcomers, objective,
     )
 
 

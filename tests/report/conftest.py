@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from rescored import BALANCED, DIAGNOSES, HUBER, SITES, rescored
 from typer.testing import CliRunner
 
 import coterie
@@ -46,14 +47,6 @@ def churned(tmp_path_factory):
     return folder
 
 
-SITES = (
-    "Charité Berlin", "St Mary's London", "Karolinska", "Hôpital Saint-Louis", "Mayo Clinic Rochester", "AKH Wien",
-    "Massachusetts General", "Universitätsspital Zürich", "Rigshospitalet", "Toronto General", "Royal Melbourne",
-    "Oslo University Hospital",
-)
-DIAGNOSES = ("healthy", "pneumonia", "tuberculosis")
-
-
 @pytest.fixture(scope="session")
 def sites():
     """Twelve named clients of 24 to 46 samples with three named classes, each the sign of one of three numbers."""
@@ -72,3 +65,15 @@ def named(sites, tmp_path_factory):
     options = {"rounds": 4, "lr": 0.1, "device": "cpu", "evaluate_every": 2}
     coterie.compare(["fedper"], model("mlp", (3,), 3, hidden=8), sites, seeds=(0, 1), folder=folder, **options)
     return folder
+
+
+@pytest.fixture(scope="session")
+def balanced(named, tmp_path_factory):
+    """Runs that balanced accuracy decides, with macro F1 and a Brier score beside it: folders with their results."""
+    return rescored(named, tmp_path_factory.mktemp("balanced") / "cmp", BALANCED)
+
+
+@pytest.fixture(scope="session")
+def huber(named, tmp_path_factory):
+    """The same runs, decided by a loss that was called huber."""
+    return rescored(named, tmp_path_factory.mktemp("huber") / "cmp", HUBER)

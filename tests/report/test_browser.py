@@ -6,13 +6,16 @@ import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from chromium import SIZES, chromium, opened, screenshots
+from rescored import DIAGNOSES, SITES, made_up_answers
 
-from coterie.report.contents import gather
+from coterie.evaluation.reading import number
+from coterie.report.contents import gather, told
 from coterie.report.figures import focus
 from coterie.report.page import page as html
-from coterie.report.table import number, rows
+from coterie.report.table import rows
 from coterie.report.watch import server
 from coterie.running.folder import inside
 
@@ -209,6 +212,174 @@ def test_nobody_asks_for_newcomers_without_churn(browser, report):
     with opened(browser, report.as_uri()) as page:
         assert page.locator("#newcomers").is_hidden()
         assert page.locator("#newcomers").inner_html() == ""
+
+
+# -- the metric that decides, and those beside it ----------------------------------------------------------------------
+
+
+def written(read, path):
+    """The page of runs that were read, and its data."""
+    data = told(read, [Path("cmp")])
+    path.write_text(html(data), encoding="utf-8")
+    return data
+
+
+@pytest.mark.parametrize(
+    ("runs", "what", "way"),
+    [("balanced", "balanced accuracy in %", "higher is better"), ("huber", "huber", "lower is better")],
+)
+def test_words_axes_and_the_worst_client_follow_the_metric(browser, request, tmp_path, runs, what, way):
+    """The worst client is recomputed from the made-up answers: the mean over seeds, lowest or highest."""
+    read = request.getfixturevalue(runs)
+    written(read, tmp_path / "report.html")
+    scores = np.array([run.at("served").test[run.at("served").metric] for _, run in read if run.method == "fedper"])
+    mean = scores.mean(0)
+    worst = int(mean.argmin() if runs == "balanced" else mean.argmax())
+    value = number(100 * mean[worst], 1) + " %" if runs == "balanced" else number(mean[worst], 3)
+    with opened(browser, (tmp_path / "report.html").as_uri()) as page:
+        assert f"judged by {what.removesuffix(' in %')}" in page.locator("#facts").inner_text()
+        assert page.locator("#by").inner_text() == f"Test {what}, {way}."
+        said = page.locator("#spread .lead").inner_text()
+        assert said.startswith(f"Every dot is a client's test {what} ({way})")
+        assert said.endswith(f"Served worst by fedper (served): client {SITES[worst]} with {value}.")
+        assert f"Mean over clients of the test {what} ({way})" in page.locator("#convergence .lead").inner_text()
+        axes = {"clients": what, "spread": f"test {what} of a client", "convergence": f"mean {what}"}
+        for section, text in axes.items():
+            assert text in page.locator(f"#{section} svg text").all_text_contents(), section
+        # the table: the best of a stage first, which is the lowest of an error
+        means = [float(text) for stage, text in column(page, "mean") if stage == "served"]
+        assert means == sorted(means, reverse=runs == "balanced")
+        assert page.locator("#confused option").first.inner_text() == f"{SITES[worst]}: {value}"
+        assert page.said == []
+        assert page.asked == [(tmp_path / "report.html").as_uri()]
+
+
+def test_a_watched_metric_is_looked_at_by_keyboard(browser, balanced, tmp_path):
+    """The Brier score is 1 minus the balanced accuracy: the same order, and all that is shown turned round."""
+    data = written(balanced, tmp_path / "report.html")
+    fedper = next(m for m in data["methods"] if m["name"] == "fedper")
+    with opened(browser, (tmp_path / "report.html").as_uri()) as page:
+        titles = page.locator("#metric option").all_inner_texts()
+        assert titles == ["balanced accuracy", "accuracy", "macro F1", "Brier score", "cross entropy"]
+        headline, order = page.locator("#headline").inner_text(), page.locator("#confused option").all_inner_texts()
+        before = column(page, "mean")
+        page.locator("#client").focus()
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "metric"
+        for key in "Brier":  # a menu is searched by typing
+            page.keyboard.press(key)
+        assert page.locator("#metric").input_value() == "brier"
+        assert page.locator("#by").inner_text() == (
+            "Test Brier score, lower is better; balanced accuracy decides the answer and the round."
+        )
+        assert "test Brier score of a client" in page.locator("#spread svg text").all_text_contents()
+        shown = [float(text) for _, text in column(page, "mean")]
+        assert shown == pytest.approx([1 - float(text) / 100 for _, text in before], abs=6e-4)
+        mean = next(line["mean"] for line in fedper["watched"]["brier"]["lines"] if line["stage"] == "served")
+        assert number(mean, 3) in page.locator('#methods tr[data-method="fedper"]').first.inner_text()
+        # what was decided stays decided
+        assert page.locator("#headline").inner_text() == headline
+        assert page.locator("#confused option").all_inner_texts() == order
+        page.locator("#client").select_option("7")
+        value = fedper["watched"]["brier"]["values"]["served"][7]
+        assert number(value, 3) in page.locator("#card").inner_text()
+        assert page.said == []
+
+
+def test_without_watched_metrics_there_is_no_menu(browser, report):
+    with opened(browser, report.as_uri()) as page:
+        assert page.locator("#metric").is_hidden()
+        assert page.locator("#by").inner_text() == "Test accuracy in %, higher is better."
+
+
+def test_who_is_confused_with_whom(browser, balanced, tmp_path):
+    """The worst served client's matrix first, with its numbers; then another's, all together, another method's."""
+    written(balanced, tmp_path / "report.html")
+
+    def counts(method):
+        return sum(made_up_answers(method, seed) for seed in (0, 1))
+
+    def shown(page):
+        rows = page.locator("#confusion tbody tr").all()
+        return [[int(cell) for cell in row.locator("td:not(.total)").all_inner_texts()] for row in rows]
+
+    with opened(browser, (tmp_path / "report.html").as_uri()) as page:
+        assert page.locator("#confused").input_value() == "7"  # 1 of 10 with pneumonia, in both seeds
+        assert page.locator("#confusion tbody th").all_inner_texts() == list(DIAGNOSES)
+        assert page.locator("#confusion thead th").all_inner_texts()[1:4] == list(DIAGNOSES)
+        assert shown(page) == counts("fedper")[7].tolist() == [[18, 0, 2], [0, 2, 18], [2, 0, 16]]
+        totals = page.locator("#confusion tbody td.total").all_inner_texts()
+        assert totals == ["20", "90 %", "20", "10 %", "18", "89 %"]
+        said = page.locator("#confusion .lead").inner_text()
+        assert said.startswith(f"Client {SITES[7]}, the worst served by balanced accuracy, fedper (served).")
+        assert "Most often confused: pneumonia answered tuberculosis (18 of 20)" in said
+        assert page.locator("#confusion caption").inner_text().endswith(SITES[7])
+        page.locator("#confused").focus()
+        page.keyboard.press("End")
+        assert page.locator("#confused").input_value() == "all"
+        assert page.evaluate("document.activeElement.id") == "confused"
+        assert shown(page) == counts("fedper").sum(0).tolist()
+        page.locator("#client").select_option("3")  # chosen anywhere, shown here
+        assert shown(page) == counts("fedper")[3].tolist()
+        page.keyboard.press("Escape")
+        page.locator("#confused").select_option("0")
+        page.locator("#method").select_option("local")
+        assert shown(page) == counts("local")[0].tolist()
+        # recall: pooled, and the lowest of a client
+        names = page.locator("#recall tbody th").all_inner_texts()
+        assert names == ["local", "fedavg", "fedper"]
+        found = counts("fedper")
+        for k, cell in enumerate(page.locator("#recall tbody tr").nth(2).locator("td").all()):
+            pooled, lowest = cell.inner_text().split()
+            assert pooled == number(100 * found[:, k, k].sum() / found[:, k].sum(), 1)
+            assert lowest == number(100 * (found[:, k, k] / found[:, k].sum(1)).min(), 0)
+        assert page.said == []
+        assert page.asked == [(tmp_path / "report.html").as_uri()]
+
+
+def test_a_cut_is_said(browser, balanced, tmp_path, monkeypatch):
+    monkeypatch.setattr("coterie.report.contents.CELLS", 300)  # 50 for each of 3 methods in 2 stages, 9 a client
+    written(balanced, tmp_path / "report.html")
+    with opened(browser, (tmp_path / "report.html").as_uri()) as page:
+        assert page.locator("#confused option").count() == 5 + 1
+        assert page.locator("#confusion-cut").inner_text() == (
+            "Of 12 clients, the 5 served worst have their matrix on this page."
+        )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", list(SIZES.values()), ids=list(SIZES))
+def test_metrics_and_matrices_fit_the_screen(browser, balanced, tmp_path, size, scheme):
+    """Numbers on their colours are readable, too: the contrast of WCAG's level AA, 4.5, is kept in both themes."""
+    written(balanced, tmp_path / "report.html")
+    with opened(browser, (tmp_path / "report.html").as_uri(), size, scheme) as page:
+        for name in ("balanced_accuracy", "brier"):
+            page.locator("#metric").select_option(name)
+            assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+        wide = page.eval_on_selector_all(
+            "main .scroll, main select, main p, main svg",
+            "all => all.filter(e => e.getBoundingClientRect().right > innerWidth + 1).length",
+        )
+        assert wide == 0
+        assert min(page.eval_on_selector_all("#confusion td[style], #recall td[style]", CONTRAST)) >= 4.5
+        assert page.said == []
+
+
+CONTRAST = """cells => {
+  const pen = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const light = (colour) => {
+    pen.fillStyle = colour;
+    pen.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map((v) => v / 255)
+      .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  return cells.map((cell) => {
+    const style = getComputedStyle(cell), both = [light(style.color), light(style.backgroundColor)];
+    return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
+  });
+}"""
+"""The contrast ratio of each cell's text and ground, as WCAG defines it."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -8,12 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from coterie.contract.metric import Scale
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
-from coterie.report.plots import client_values, convergence, picture
+from coterie.report import plots
+from coterie.report.plots import client_values, convergence, newcomers, picture
 from coterie.running.result import Result
+
+BALANCED = Scale("balanced_accuracy", "balanced accuracy", higher=True, percent=True)
+HUBER = Scale("loss", "huber", higher=False)
 
 
 def scores(values: Sequence[float], metric: str = "accuracy") -> Scores:
@@ -88,3 +94,32 @@ def test_a_curve_ends_where_its_run_stopped() -> None:
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(CoterieError, match="there is no result"):
         picture([], tmp_path / "empty.png")
+
+
+@pytest.mark.parametrize(
+    ("scale", "what", "of", "high"), [(BALANCED, "balanced accuracy in %", "balanced accuracy of a client in %", 40.0),
+                                      (HUBER, "huber", "huber of a client", 0.4)],
+)
+def test_axes_and_titles_are_those_of_the_metric(
+    scale: Scale, what: str, of: str, high: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clients with 0.2 and 0.4, of which one arrived in round 1."""
+    values = np.array([0.2, 0.4])
+    one = Scores(np.arange(2), np.full(2, 10), np.zeros(2, int), {"loss": values, scale.name: values},
+                 {"loss": values, scale.name: values}, scale)
+    run = Result("fedavg", 0, tuple(Evaluation(t, {"served": one, "adapted": one}) for t in (1, 2)), arrives=(0, 1))
+    drawn = []
+    made = plots.new_figure
+
+    def kept(width: float, height: float) -> Figure:
+        drawn.append(made(width, height))
+        return drawn[-1]
+
+    monkeypatch.setattr(plots, "new_figure", kept)
+    picture([run], tmp_path / "picture.png")
+    newcomers([run], tmp_path / "newcomers.png")
+    left, right = drawn[0].axes
+    assert left.get_xlabel() == f"test {of} (round chosen on validation data)"
+    assert right.get_title(loc="left") == f"mean test {what} over clients"
+    assert drawn[1].axes[0].get_title(loc="left") == f"test {what} of clients that arrived during training, as served"
+    assert client_values([run], "served").max() == pytest.approx(high)

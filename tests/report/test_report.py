@@ -15,7 +15,8 @@ import coterie
 from coterie.cli import app
 from coterie.data import Federation, digits, partition
 from coterie.errors import CoterieError
-from coterie.evaluation.score import Evaluation, Scores
+from coterie.evaluation.score import LOSS, Evaluation, Scores
+from coterie.metrics.accuracy import Accuracy
 from coterie.models import model
 from coterie.report.contents import gather
 from coterie.report.few_models import judged, worth
@@ -61,7 +62,7 @@ def test_the_clients_values_are_those_of_the_chosen_round_averaged_over_seeds(co
 def test_convergence_is_cumulative_in_bytes_and_seconds(compared, data):
     """IFCA sends K = 3 models down and one up with a choice (8 bytes), 20 clients, 20 rounds, D columns of 4 bytes."""
     size = 4 * (64 * 32 + 32 + 32 * 10 + 10)
-    curve = method(data, "ifca")["curve"]
+    curve = method(data, "ifca")["spent"]
     assert curve["rounds"] == [0, 4, 8, 12, 16, 20]
     assert curve["bytes"][0] == 0
     assert curve["bytes"][-1] == pytest.approx(20 * 20 * (3 * size + size + 8), rel=1e-5)
@@ -256,7 +257,8 @@ def test_what_choosing_is_worth():
     """Each client's own choice scores 1; the best single model scores 0.75 on average."""
     given = end([0, 1], 1.0)
     given["test"] = [[1.0, 0.5], [0.5, 1.0]]
-    assert worth(given) == pytest.approx(0.25)
+    assert worth(given, Accuracy().scale) == pytest.approx(0.25)
+    assert worth(given, LOSS) == pytest.approx(0.75 - 1)  # of errors, 1 is worse than the best single model's 0.75
 
 
 def test_w_and_alpha_are_recorded_for_every_participant(compared, data):
@@ -319,7 +321,7 @@ def test_ten_methods_and_a_hundred_clients_take_less_than_3_mb(tmp_path, monkeyp
                 n, ids = len(ids), np.array(ids)
                 values = {"accuracy": random.random(n), "loss": random.random(n)}
                 stages[stage] = Scores(ids, ids, ids, values, values)
-            folder.append_evaluation(Evaluation(t, stages))
+            folder.append_evaluation(Evaluation(t, stages), federation.names)
             if t < 62:
                 report = {"opposing": 0.5, "w": random.random((90, 3)).round(4).tolist(), "mass": [0.2, 0.3, 0.5],
                           "alpha": random.random(90).round(4).tolist(), "apart": random.random((3, 3)).tolist()}
@@ -340,7 +342,8 @@ def test_the_figures_lie_beside_the_page_as_png_and_svg(compared, tmp_path):
     out, folder = write([tmp_path / "cmp"], tmp_path / "deep" / "mine.html")
     assert out.stat().st_size > 50_000
     assert folder.name == "mine-figures"
-    names = {"clients", "distribution", "convergence", "classes", "models-ifca", "conflicts", "size", "unseen"}
+    names = {"clients", "distribution", "convergence", "classes", "models-ifca", "conflicts", "size", "unseen",
+             "confusion", "recall"}
     assert {p.name for p in folder.iterdir()} == {f"{n}.{kind}" for n in names for kind in ("png", "svg")}
     assert (folder / "clients.png").read_bytes()[:4] == b"\x89PNG"
     assert (folder / "clients.svg").read_text().startswith("<?xml")
@@ -394,7 +397,8 @@ def test_regression_has_no_classes_and_lower_is_better(tmp_path):
     federation = Federation.from_clients([(x, x @ torch.tensor([1.0, -i, 0.5])) for i, x in enumerate(inputs)])
     coterie.compare([], lambda: torch.nn.Linear(3, 1), federation, folder=tmp_path / "cmp", rounds=2, lr=0.05)
     found = gather([tmp_path / "cmp"])
-    assert (found["metric"], found["higher"], found["classes"]) == ("loss", False, 0)
+    assert found["metrics"] == [{"name": "loss", "title": "MSE", "higher": False, "percent": False}]
+    assert found["classes"] == 0
     best = min((line["mean"], line["method"]) for m in found["methods"] for line in m["lines"])
     assert found["answer"]["mean"][0] == best[1]
     assert all(math.isfinite(v) for v in found["methods"][0]["values"]["served"])

@@ -14,10 +14,11 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from coterie.contract.metric import Scale
 from coterie.errors import CoterieError
-from coterie.evaluation.score import Evaluation, Scores
-from coterie.report.table import Line, comparison, human_bytes, human_seconds, markdown, number, rows, to_csv
-from coterie.report.verdict import served_worst, verdict
+from coterie.evaluation.score import Evaluation, Scores, loss_scale
+from coterie.report.table import Line, comparison, human_bytes, human_seconds, markdown, rows, to_csv
+from coterie.report.verdict import answer, cases, served_worst, verdict, worst_error
 from coterie.running.result import Result
 
 
@@ -25,7 +26,24 @@ def scores(values: Sequence[float], metric: str = "accuracy", steps: int = 0, va
     test = np.array(values, dtype=np.float64)
     held = np.full(len(test), np.nan if val is None else val)
     tables = [{"loss": t} if metric == "loss" else {"loss": 1 - t, "accuracy": t} for t in (test, held)]
-    return Scores(np.arange(len(test)), np.full(len(test), 10), np.full(len(test), steps), tables[0], tables[1])
+    chosen = loss_scale(0) if metric == "loss" else None
+    whole = (np.arange(len(test)), np.full(len(test), 10), np.full(len(test), steps))
+    return Scores(*whole, tables[0], tables[1], chosen)
+
+
+def by(scale: Scale, values: Sequence[float]) -> Scores:
+    """Scores that this metric decides; whoever reads accuracy or loss instead reads the opposite."""
+    test = np.array(values, dtype=np.float64)
+    table = {"accuracy": 1 - test, "loss": -test, scale.name: test}
+    return Scores(np.arange(len(test)), np.full(len(test), 10), np.zeros(len(test), int), table, table, scale)
+
+
+def decided(scale: Scale, values: dict[str, Sequence[float]], seeds: int = 2) -> list[Result]:
+    """Runs of methods with these clients' values, alike in both stages and all seeds."""
+    return [
+        Result(name, seed, (Evaluation(5, {"served": by(scale, own), "adapted": by(scale, own)}),))
+        for name, own in values.items() for seed in range(seeds)
+    ]
 
 
 def result(
@@ -276,21 +294,13 @@ def test_fedavgft_stands_in_for_a_missing_fedavg() -> None:
     [
         ([], "there is no result"),
         ([result("ditto", [0.5], [0.6])] * 2, "twice with seed 0"),
-        ([result("a", [0.5], [0.6]), result("b", [0.5], [0.6], metric="loss")], "cannot be compared"),
+        ([result("a", [0.5], [0.6]), result("b", [0.5], [0.6], metric="loss")],
+         "accuracy and MSE cannot be compared; give results of one metric only"),
     ],
 )
 def test_what_cannot_be_compared(runs: list[Result], message: str) -> None:
     with pytest.raises(CoterieError, match=message):
         rows(runs)
-
-
-@pytest.mark.parametrize(
-    ("value", "decimals", "text"),
-    [(88.25, 1, "88.3"), (88.35, 1, "88.4"), (100 * 0.28725, 2, "28.73"), (88.2499, 1, "88.2"), (-0.25, 1, "-0.3")],
-)
-def test_halves_are_rounded_away_from_zero(value: float, decimals: int, text: str) -> None:
-    """88.25 is a double, where round-half-even gives 88.2; 88.35 and 100 * 0.28725 lie below their decimals."""
-    assert number(value, decimals) == text
 
 
 @pytest.mark.parametrize(
@@ -336,3 +346,100 @@ def test_the_largest_error_is_served_worst_and_a_baseline_is_not_shown_twice() -
     assert cells(table, "client") == ["1", "0"]
     assert [column.header for column in table.columns][2:] == ["local (served)", "fedavg (served)"]
     assert cells(table, "fedavg (served)") == ["6.000", "5.000"]
+
+
+# -- the metric that decides -------------------------------------------------------------------------------------------
+
+BALANCED = Scale("balanced_accuracy", "balanced accuracy", higher=True, percent=True)
+HUBER = Scale("loss", "huber", higher=False)
+R2 = Scale("r2", "R²", higher=True)
+VALUES = {"local": [0.2, 0.4, 0.6], "fedavg": [0.3, 0.5, 0.7], "ditto": [0.6, 0.7, 0.8]}
+
+
+def test_the_verdict_follows_a_share_that_is_not_accuracy() -> None:
+    """ditto has 70 % on average and 60 % for its worst client; leads of 20 and 30 points, the same for both seeds."""
+    said = answer(decided(BALANCED, VALUES))
+    assert said["headline"] == "ditto (served) is best here, by more than noise."
+    assert said["sentences"][0].startswith(
+        "For the mean over clients, ditto (served) is best with 70.00 %; the runner-up, fedavg (served), is 20.00 "
+        "points behind"
+    )
+    assert said["sentences"][1].startswith("For the worst client, ditto (served) is best with 60.00 %")
+    assert said["mean"] == ["ditto", "served"]
+    assert "For balanced accuracy, the noise of the worst client is that between clients" in said["caveat"]
+    assert "For balanced accuracy, the noise of the worst client" in verdict(decided(BALANCED, VALUES))
+
+
+def test_the_verdict_turns_round_where_lower_is_better() -> None:
+    """The same numbers as errors: local has the least, 0.4 on average, and its worst client the largest, 0.6."""
+    said = answer(decided(HUBER, VALUES))
+    assert said["headline"] == "Training alone is as good as anything here: no method does better than local (served)."
+    assert said["sentences"][0].startswith(
+        "For the mean over clients, local (served) is best with 0.400; the runner-up, fedavg (served), is 0.100 behind"
+    )
+    assert said["sentences"][1].startswith("For the worst client, local (served) is best with 0.600")
+    assert said["worst"] == ["local", "served"]
+    assert "%" not in " ".join(said["sentences"])
+
+
+def test_accuracy_says_nothing_about_clients_only() -> None:
+    accuracy = Scale("accuracy", "accuracy", higher=True, percent=True)
+    assert "the noise of the worst client is that" not in verdict(decided(accuracy, VALUES))
+
+
+def test_test_samples_are_drawn_anew_only_where_the_metric_counts_them() -> None:
+    """One client with 10 samples: drawing clients moves nothing, so all that is left are its samples.
+
+    60 and 50 % right: sqrt(0.6 * 0.4 / 10 + 0.5 * 0.5 / 10) = 0.22; 400 draws know it to a few per cent.
+    """
+    def error(scale: Scale) -> float:
+        a, b = (case for case in cases(decided(scale, {"a": [0.6], "b": [0.5]})) if case.line.stage == "served")
+        return worst_error(a, b)
+
+    for counted in ("accuracy", "top_k(k=3)"):
+        assert error(Scale(counted, "", True, True)) == pytest.approx(math.sqrt(0.049), rel=0.15)
+    assert error(BALANCED) == error(HUBER) == 0
+
+
+@pytest.mark.parametrize(
+    ("scale", "title", "best", "worst"),
+    [
+        (BALANCED, "test balanced accuracy in %, higher is better; the round", "[bold]70.00[/bold]", "60.0"),
+        (R2, "test R², higher is better; the round", "[bold]0.700[/bold]", "0.600"),
+        (HUBER, "test huber, lower is better; the round", "0.700", "0.800"),
+    ],
+)
+def test_the_table_follows_the_metric(scale: Scale, title: str, best: str, worst: str) -> None:
+    """ditto's line: its worst client has 0.6 of what is better when higher, 0.8 of an error, where local is bold."""
+    runs = decided(scale, VALUES)
+    table = comparison(runs)
+    assert str(table.title).startswith(title)
+    assert cells(table, "mean ± seeds")[2].split(" ±")[0].removesuffix("[/bold]") == best.removesuffix("[/bold]")
+    assert cells(table, "worst")[2].replace("[bold]", "").replace("[/bold]", "") == worst
+    assert ("[bold]" in cells(table, "worst")[0]) == (not scale.higher)
+    assert line(rows(runs), "ditto", "served").worst == (0.6 if scale.higher else 0.8)
+
+
+@pytest.mark.parametrize(("scale", "order"), [(BALANCED, ["0", "1", "2"]), (HUBER, ["2", "1", "0"])])
+def test_the_clients_served_worst_by_the_metric(scale: Scale, order: list[str]) -> None:
+    """ditto leads by the share and local by the error; in both, client 0 has the least and client 2 the most."""
+    table = served_worst(decided(scale, VALUES))
+    assert table is not None
+    assert cells(table, "client") == order
+    leads = "ditto" if scale.higher else "local"
+    assert str(table.title) == f"served worst by {leads} (served): test {scale.title}{' in %' if scale.percent else ''}"
+
+
+@pytest.mark.parametrize("scale", [BALANCED, HUBER])
+def test_csv_names_the_metric_and_its_direction(scale: Scale, tmp_path: Path) -> None:
+    with open(to_csv(decided(scale, VALUES), tmp_path / "comparison.csv"), newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert {row["metric"] for row in found} == {scale.name}
+    assert {row["higher_is_better"] for row in found} == {str(scale.higher)}
+    assert "scale" not in found[0]
+
+
+def test_losses_of_two_names_cannot_be_compared() -> None:
+    """Both are stored as `loss`, but a mean of huber says nothing beside an MSE."""
+    with pytest.raises(CoterieError, match="huber and MSE cannot be compared"):
+        rows([*decided(HUBER, {"a": [0.1]}, 1), *decided(loss_scale(0), {"b": [0.1]}, 1)])

@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 
 import coterie
+from coterie.contract.metric import Scale
 from coterie.evaluation.score import Evaluation, Scores
+from coterie.metrics.accuracy import Accuracy
 from coterie.models import model
-from coterie.report.untrained import constant, frequent, label_counts
+from coterie.report.untrained import constant, constant_by, known_and_scored, label_counts
 from coterie.report.verdict import answer, verdict
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 
+ACCURACY = Accuracy().scale
 HELD = np.array([[6, 4, 0], [1, 7, 2], [5, 5, 10]])  # clients x classes, all splits
 TESTED = np.array([[2, 2, 0], [1, 2, 2], [3, 1, 1]])
 # Training and validation hold [4, 2, 0], [0, 5, 0], [2, 4, 9], so the most frequent classes are 0, 1 and 2, which are
@@ -43,8 +46,9 @@ def said_of(values, folder):
 
 
 def test_the_most_frequent_class_is_that_of_training_scored_on_test_data():
-    assert frequent(HELD, TESTED) == pytest.approx(FREQUENT)
-    assert frequent(HELD, None) == pytest.approx([0.6, 0.7, 0.5])  # the largest share of all samples
+    level = constant_by(ACCURACY).level
+    assert level(*known_and_scored(HELD, TESTED)) == pytest.approx(FREQUENT)
+    assert level(*known_and_scored(HELD, None)) == pytest.approx([0.6, 0.7, 0.5])  # the largest share of all samples
 
 
 def test_no_method_better_than_the_most_frequent_class(folder):
@@ -84,12 +88,29 @@ def test_nothing_is_said_of_models_that_learned_or_without_counts(folder, tmp_pa
     assert "frequent" not in verdict([result("local", [0.1] * 3, folder)])
 
 
+def test_nothing_is_said_by_a_metric_of_which_a_constant_answers_score_is_not_known(folder):
+    """The same poor numbers of a metric from somebody's file."""
+    mine = Scale("mine", "mine", higher=True)
+    runs = [result(name, [0.1, 0.1, 0.1], folder) for name in ("local", "fedavg")]
+    runs = [
+        replace(run, history=tuple(
+            replace(e, stages={name: replace(s, test={**s.test, "mine": s.test["accuracy"]},
+                                             val={**s.val, "mine": s.val["accuracy"]}, chosen=mine)
+                               for name, s in e.stages.items()})
+            for e in run.history
+        ))
+        for run in runs
+    ]
+    assert answer(runs)["warnings"] == []
+    assert "frequent" not in answer(runs)["headline"]
+
+
 def test_clients_of_one_class_are_no_reason_to_blame_the_models(folder):
     held = np.array([[8, 0, 0], [0, 8, 0], [0, 0, 8]])
     tested = held // 4
     record = {"trained": 3, "classes": 3, "histogram": held.tolist(), "tested": tested.tolist()}
     (folder / "data.json").write_text(json.dumps(record))
-    assert not constant(np.ones((1, 3)), held, tested)
+    assert not constant(np.ones((1, 3)), held, tested, constant_by(ACCURACY))
     said = said_of({"local": [1.0, 1.0, 1.0], "fedavg": [0.5, 0.5, 0.5]}, folder)
     assert said["warnings"] == [
         "Every client's test data are of one class, its most frequent one: they cannot tell methods apart."

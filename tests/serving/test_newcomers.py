@@ -15,6 +15,7 @@ from coterie.contract.method import Method
 from coterie.contract.records import Models, Nothing, Record
 from coterie.data import digits, partition
 from coterie.errors import CoterieError
+from coterie.evaluation.score import loss_scale
 from coterie.models import model
 from coterie.running import checkpoint
 from coterie.running.saved import Saved
@@ -22,6 +23,7 @@ from coterie.serving import newcomers
 from coterie.serving.estimate import FOLDS, INNER, REPLICAS
 from coterie.serving.newcomer_data import read
 from coterie.serving.newcomers import Desk, personalize
+from coterie.serving.personalize import _stated
 
 NET = "mlp:hidden=8"
 
@@ -133,7 +135,10 @@ def test_regression_gets_a_mean_squared_error(tmp_path):
     data = coterie.Federation.from_clients(list(zip(x[:4], y[:4], strict=True)))
     coterie.run("fedavg", model("linear", (3,), 1), data, folder=tmp_path / "r", rounds=20, device="cpu")
     found = personalize(Saved.open(tmp_path / "r", "linear"), (x[4], y[4]))
-    assert found.estimate.metric == "loss"
+    assert (found.estimate.metric, found.estimate.scale.title) == ("loss", "MSE")
+    assert _stated(found.estimate)[0].startswith("Estimate: MSE 0.")
+    named = dataclasses.replace(found.estimate, scale=loss_scale(0, "huber"))
+    assert _stated(named)[0].startswith("Estimate: huber 0.")
     assert 0 <= found.estimate.interval[0] <= found.estimate.value <= found.estimate.interval[1] < 1
 
 

@@ -54,10 +54,10 @@ function canvas(width, height, clients) {
   }
   return svg;
 }
-function yAxis(svg, y, values, left, right, form) {
+function yAxis(svg, y, values, left, right, form, of) {
   for (const v of values) {
     svg.append(s("line", { class: "grid", x1: left, x2: right, y1: y(v), y2: y(v) }));
-    svg.append(s("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, form(v, axisDigits(values))));
+    svg.append(s("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, form(v, axisDigits(values, of))));
   }
 }
 function xAxis(svg, x, values, bottom, form, top) {

@@ -7,8 +7,8 @@ function averageGain(list) {
     from = lineOf(base.m, base.stage).mean;
   const whole = list.length === D.clients.filter((c, i) => c.seen && known(value(m, state.stage, i))).length;
   return whole && known(to) && known(from)
-    ? gained(to, from, percent() ? 2 : 3)
-    : signed(mean(list.map((p) => p.gain)), percent() ? 2 : 3);
+    ? gained(to, from, fine())
+    : signed(mean(list.map((p) => p.gain)), fine());
 }
 function clients() {
   const list = pairs()
@@ -25,7 +25,7 @@ function clients() {
         `, ${list.length - gains - losses} stay the same; ${averageGain(list)}${points()} on average. ` +
           `Each line leads a client from ${baseName()} to ${focusName()}.`,
       ];
-  const about = `Each client's test value with ${baseName()} and with ${focusName()}`;
+  const about = `Each client's test ${measured()} with ${baseName()} and with ${focusName()}`;
   section(
     "clients",
     "Who gains, who loses",
@@ -104,7 +104,10 @@ function clients() {
           step,
           bottom,
         );
-        svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "clients, by gain"));
+        svg.append(
+          s("text", { x: right, y: height - 4, "text-anchor": "end" }, "clients, by gain"),
+          s("text", { x: 0, y: height - 4 }, measured()),
+        );
         return svg;
       }),
       key(

@@ -16,6 +16,12 @@ function controls() {
   );
   fill("base", bases(), state.base);
   fill(
+    "metric",
+    D.metrics.map((one) => [one.name, one.title]),
+    state.metric,
+  );
+  $("metric").parentElement.hidden = D.metrics.length < 2;
+  fill(
     "client",
     [[-1, "nobody"], ...D.clients.map((c, i) => [i, c.name + (c.seen ? "" : " (unseen)")])],
     state.client,
@@ -44,6 +50,10 @@ $("method").addEventListener("change", (event) => {
 });
 $("base").addEventListener("change", (event) => {
   state.base = event.target.value;
+  render();
+});
+$("metric").addEventListener("change", (event) => {
+  state.metric = event.target.value;
   render();
 });
 $("client").addEventListener("change", (event) => pickClient(+event.target.value));

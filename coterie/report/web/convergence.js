@@ -1,5 +1,7 @@
 // The mean over clients by round, by bytes and by seconds.
 
+// Clients' own curves are kept for the metric that decides.
+const tracked = () => state.client >= 0 && methodOf(state.method).tracks && looked() === decides();
 function convergence() {
   const axes = {
     rounds: ["by round", (v) => String(v), "round"],
@@ -7,13 +9,13 @@ function convergence() {
     seconds: ["by seconds", seconds, "seconds of training"],
   };
   const curves = D.methods
-    .filter((m) => m.curve[state.stage])
-    .map((m) => ({ m, x: m.curve[state.axis], y: m.curve[state.stage] }));
+    .filter((m) => seen(m).curve[state.stage])
+    .map((m) => ({ m, x: m.spent[state.axis], y: seen(m).curve[state.stage] }));
   const settled = curves.flatMap(({ y }) => y.mean.slice(Math.floor(y.mean.length / 2)));
   const [allLow, high] = domain(curves.flatMap(({ y }) => y.mean)),
     [late] = domain(settled);
-  const low = D.higher ? Math.max(allLow, late - 0.8 * (high - late)) : allLow;
-  const top = D.higher ? high : Math.min(high, domain(settled)[1] + 0.8 * (domain(settled)[1] - allLow));
+  const low = looked().higher ? Math.max(allLow, late - 0.8 * (high - late)) : allLow;
+  const top = looked().higher ? high : Math.min(high, domain(settled)[1] + 0.8 * (domain(settled)[1] - allLow));
   const body = chart(`Mean over clients ${axes[state.axis][0]}, ${state.stage}`, (width) => {
     const height = Math.min(380, Math.max(260, width * 0.45)),
       left = 46,
@@ -26,6 +28,7 @@ function convergence() {
     yAxis(svg, y, ticks(low, top, 6), left, right, fmt);
     xAxis(svg, x, ticks(0, most, width < 500 ? 4 : 7), bottom, axes[state.axis][1]);
     svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, axes[state.axis][2]));
+    svg.append(s("text", { x: 0, y: height - 4 }, `mean ${measured()}`));
     const clip = "clip" + Math.random().toString(36).slice(2);
     svg.append(
       s("clipPath", { id: clip }, s("rect", { x: left, y: 4, width: right - left + 6, height: bottom - 4 })),
@@ -64,20 +67,20 @@ function convergence() {
               r: at.length > 1 ? 7 : 4,
               fill: at.length > 1 ? "transparent" : tint,
               "data-tip":
-                `${label(m, state.stage)}\nround ${m.curve.rounds[i]}: ${fmt(on.mean[i])}${unit()}\n` +
-                `${bytes(m.curve.bytes[i])}, ${seconds(m.curve.seconds[i])}`,
+                `${label(m, state.stage)}\nround ${m.spent.rounds[i]}: ${fmt(on.mean[i])}${unit()}\n` +
+                `${bytes(m.spent.bytes[i])}, ${seconds(m.spent.seconds[i])}`,
             }),
           );
       });
     }
     const focus = methodOf(state.method);
-    if (state.client >= 0 && focus.tracks && focus.tracks[state.stage]) {
+    if (tracked() && focus.tracks[state.stage]) {
       const where = focus.tracks.rounds.map(
         (t) =>
-          focus.curve[state.axis][
+          focus.spent[state.axis][
             Math.max(
               0,
-              focus.curve.rounds.findIndex((r) => r >= t),
+              focus.spent.rounds.findIndex((r) => r >= t),
             )
           ],
       );
@@ -98,14 +101,11 @@ function convergence() {
     }
     return svg;
   });
-  const extra =
-    state.client >= 0 && methodOf(state.method).tracks
-      ? ` The dotted line is client ${D.clients[state.client].name} with ${focusName()}.`
-      : "";
+  const extra = tracked() ? ` The dotted line is client ${D.clients[state.client].name} with ${focusName()}.` : "";
   section(
     "convergence",
     "Convergence",
-    `Mean over clients of the test ${measured()}, ${state.stage}, means over seeds; ` +
+    `Mean over clients of the test ${measured()} (${direction()}), ${state.stage}, means over seeds; ` +
       `the shade is the range over seeds of the chosen method.${extra}`,
     el(
       "div",

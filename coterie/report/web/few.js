@@ -36,7 +36,8 @@ function few() {
       { class: "callout" + (f.verdict === "collapsed" ? "" : " calm"), id: "few-words" },
       f.words,
       known(f.worth) && K > 1
-        ? ` Choosing is worth ${signed(f.worth)}${points()} against giving everybody the best single model.`
+        ? ` Choosing is worth ${signed(f.worth, undefined, f.end.scale)}${points(f.end.scale)} against giving ` +
+          "everybody the best single model."
         : "",
     ),
   );
@@ -212,7 +213,7 @@ function usage(f, order, K) {
           ...hover(
             i,
             `client ${D.clients[i].name} uses model ${k + 1}\n` +
-              test.map((v, n) => `model ${n + 1}: ${fmt(v)}${unit()}`).join("\n"),
+              test.map((v, n) => `model ${n + 1}: ${fmt(v, undefined, f.end.scale)}${unit(f.end.scale)}`).join("\n"),
           ),
         }),
       );

@@ -10,8 +10,9 @@ const unseenOf = (stage) => D.stages.find((one) => one.name === stage).unseen;
 const plain = (name) => name.split(/[:+]/)[0];
 const className = (k) => (D.labels && D.labels[k] !== undefined ? D.labels[k] : String(k));
 const stages = () => D.stages.map((one) => one.name).filter((stage) => D.methods.some((m) => m.values[stage]));
+const seen = (m) => (looked() === decides() ? m : m.watched[looked().name]); // a method by the metric looked at
 const value = (m, stage, i) => {
-  const own = m.values[D.clients[i].seen ? stage : unseenOf(stage)];
+  const own = seen(m).values[D.clients[i].seen ? stage : unseenOf(stage)];
   return own ? own[i] : null;
 };
 function bases() {
@@ -48,15 +49,15 @@ const focusName = () => {
     l = label(m, state.stage);
   return l === m.label ? `${l} (${state.stage})` : l;
 };
-function domain(list, pad) {
+function domain(list, pad, of = looked()) {
   let [low, high] = extent(list);
   if (!Number.isFinite(low)) return [0, 1];
   const air = (high - low) * (pad || 0.05) || Math.abs(high) * 0.05 || 0.01;
   low -= air;
   high += air;
-  return percent() ? [Math.max(-0.012, low), Math.min(1.012, high)] : [low, high];
+  return of.percent ? [Math.max(-0.012, low), Math.min(1.012, high)] : [low, high];
 }
-const lineOf = (m, stage) => m.lines.find((l) => l.stage === stage) || {};
+const lineOf = (m, stage) => seen(m).lines.find((l) => l.stage === stage) || {};
 const legend = (list, stage) =>
   el(
     "ul",

@@ -1,4 +1,6 @@
-// Clients that arrive during training, by rounds since their arrival.
+// Clients that arrive during training, by rounds since their arrival, seen by the metric that decides.
+
+const read = (v, digits) => fmt(v, digits, decides());
 
 const since = (c, k) =>
   c.high[k] === 0
@@ -8,9 +10,9 @@ function newcomersWords(m) {
   const c = m.newcomers && m.newcomers[state.stage];
   if (!c) return "";
   const last = c.age.length - 1,
-    now = `${capital(since(c, 0))}, newcomers have ${fmt(c.mean[0])}${unit()} with ${focusName()}`;
+    now = `${capital(since(c, 0))}, newcomers have ${read(c.mean[0])}${unit(decides())} with ${focusName()}`;
   if (!known(c.start[0])) return `${now}; nobody of the start was left to compare them with.`;
-  const beside = `${now}, and the clients from the start ${fmt(c.start[0])}${unit()} at that time; `;
+  const beside = `${now}, and the clients from the start ${read(c.start[0])}${unit(decides())} at that time; `;
   if (c.reached !== null)
     return (
       beside +
@@ -24,7 +26,7 @@ function newcomersWords(m) {
     beside +
     (last && known(c.start[last])
       ? `they have not caught up by the end: ${since(c, last)} it is ` +
-        `${fmt(c.mean[last])} against ${fmt(c.start[last])}${unit()}.`
+        `${read(c.mean[last])} against ${read(c.start[last])}${unit(decides())}.`
       : "they have not caught up.")
   );
 }
@@ -51,13 +53,17 @@ function newcomers() {
   const own = (stage) => having.filter((m) => m.newcomers[stage]).map((m) => ({ m, c: m.newcomers[stage] }));
   const both = stages().filter((stage) => own(stage).length),
     beside = focus.newcomers || {};
-  const [low, high] = domain(both.flatMap((stage) => own(stage).flatMap(({ c }) => [...c.mean, ...c.start])));
+  const [low, high] = domain(
+    both.flatMap((stage) => own(stage).flatMap(({ c }) => [...c.mean, ...c.start])),
+    0,
+    decides(),
+  );
   const span = Math.max(...both.flatMap((stage) => own(stage).map(({ c }) => c.span))),
     most = Math.max(1, ...both.flatMap((stage) => own(stage).flatMap(({ c }) => c.age)));
   const panels = both.map((stage) =>
     panel(
       capital(stage),
-      `Test ${measured()}, mean over newcomers, ` +
+      `Test ${measured(decides())}, mean over newcomers, ` +
         (stage === SERVED ? "of the model they get" : "after their local training"),
       chart(`Mean over newcomers by rounds since arrival, ${stage}`, (width) => {
         const height = 300,
@@ -67,7 +73,7 @@ function newcomers() {
           svg = canvas(width, height);
         const x = scale([0, most], [left + 8, right]),
           y = scale([low, high], [bottom, 10]);
-        yAxis(svg, y, ticks(low, high, 6), left, right, fmt);
+        yAxis(svg, y, ticks(low, high, 6), left, right, read, decides());
         const at = ticks(0, most, 6).filter(Number.isInteger);
         xAxis(svg, x, at, bottom, String);
         svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "rounds since arrival"));
@@ -81,7 +87,7 @@ function newcomers() {
                   r: 7,
                   fill: "transparent",
                   "data-tip":
-                    `${label(m, stage)}${what}\n${since(c, k)}: ${fmt(v)}${unit()}\n` +
+                    `${label(m, stage)}${what}\n${since(c, k)}: ${read(v)}${unit(decides())}\n` +
                     counted(c.clients[k], "newcomer"),
                 }),
               );

@@ -15,12 +15,15 @@ function quantile(sorted, q) {
     low = Math.floor(at);
   return sorted[low] + (sorted[Math.min(low + 1, sorted.length - 1)] - sorted[low]) * (at - low);
 }
-const percent = () => D.metric === "accuracy";
-const scaled = (v) => (percent() ? 100 * v : v);
-function fmt(v, digits) {
+// A metric's scale says how its values are read: its title, whether they are shares (in %), whether higher is better.
+const decides = () => D.metrics[0];
+const looked = () => D.metrics.find((one) => one.name === state.metric) || decides();
+const scaled = (v, of = looked()) => (of.percent ? 100 * v : v);
+const fine = (of = looked()) => (of.percent ? 2 : 3); // decimals of a mean over clients
+function fmt(v, digits, of = looked()) {
   if (!known(v)) return "–";
-  const x = scaled(v);
-  if (digits === undefined) digits = percent() ? 1 : Math.abs(x) >= 100 ? 0 : 3;
+  const x = scaled(v, of);
+  if (digits === undefined) digits = of.percent ? 1 : Math.abs(x) >= 100 ? 0 : 3;
   return rounded(x, digits).toFixed(digits).replace("-", "−");
 }
 // Halves away from zero, also where 88.25 was computed as 88.24999999999999: as the tables of the command line do it.
@@ -29,15 +32,17 @@ function rounded(x, digits) {
   return whole ? (Math.sign(x) * whole) / 10 ** digits : 0;
 }
 // How much better `to` is than `from`, as the difference of the two numbers as they are shown.
-function gained(to, from, digits = percent() ? 1 : 3) {
+function gained(to, from, digits = looked().percent ? 1 : 3) {
   if (!known(to) || !known(from)) return "–";
-  const d = rounded((D.higher ? 1 : -1) * (rounded(scaled(to), digits) - rounded(scaled(from), digits)), digits);
+  const d = rounded((looked().higher ? 1 : -1) * (rounded(scaled(to), digits) - rounded(scaled(from), digits)), digits);
   return (d > 0 ? "+" : d < 0 ? "−" : "±") + Math.abs(d).toFixed(digits);
 }
-const measured = () => (percent() ? "accuracy in %" : "error");
-const unit = () => (percent() ? " %" : "");
-const points = () => (percent() ? " points" : "");
-const signed = (v, digits) => (known(v) ? (v > 0 ? "+" : v < 0 ? "" : "±") + fmt(v, digits) : "–");
+const measured = (of = looked()) => of.title + (of.percent ? " in %" : "");
+const direction = (of = looked()) => `${of.higher ? "higher" : "lower"} is better`;
+const unit = (of = looked()) => (of.percent ? " %" : "");
+const points = (of = looked()) => (of.percent ? " points" : "");
+const signed = (v, digits, of = looked()) =>
+  known(v) ? (v > 0 ? "+" : v < 0 ? "" : "±") + fmt(v, digits, of) : "–";
 function bytes(n) {
   if (!known(n)) return "–";
   for (const u of ["B", "kB", "MB", "GB"]) {
@@ -66,12 +71,12 @@ function ticks(low, high, count) {
     found.push(+(i * step).toPrecision(12));
   return found;
 }
-const axisDigits = (values) => {
-  const step = values.length > 1 ? Math.abs(scaled(values[1] - values[0])) : 1;
-  return percent() ? Math.max(0, Math.min(3, Math.ceil(-Math.log10(step) - 1e-9))) : undefined;
+const axisDigits = (values, of = looked()) => {
+  const step = values.length > 1 ? Math.abs(scaled(values[1] - values[0], of)) : 1;
+  return of.percent ? Math.max(0, Math.min(3, Math.ceil(-Math.log10(step) - 1e-9))) : undefined;
 };
 const scale = (from, to) => (v) => to[0] + ((v - from[0]) / (from[1] - from[0] || 1)) * (to[1] - to[0]);
-const better = (a, b) => (D.higher ? a - b : b - a);
+const better = (a, b) => (looked().higher ? a - b : b - a);
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 // A count with its noun: 1 round, 2 rounds.
 const counted = (n, noun, plural = noun + "s") => `${n} ${n === 1 ? noun : plural}`;

@@ -7,11 +7,12 @@ function strips(stage, listed, only, printed) {
       left = narrow ? 8 : Math.min(220, width * 0.26),
       right = width - 46,
       top = 6;
-    const height = top + row * listed.length + 26;
+    const height = top + row * listed.length + 42;
     const svg = canvas(width, height, D.clients.map((_, i) => i).filter(only));
     const values = listed.flatMap((m) => D.clients.map((_, i) => (only(i) ? value(m, stage, i) : null)));
     const x = scale(domain(values), [left + 6, right]);
-    xAxis(svg, x, ticks(...domain(values), narrow ? 4 : 8), height - 22, fmt, top);
+    xAxis(svg, x, ticks(...domain(values), narrow ? 4 : 8), height - 38, fmt, top);
+    svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, `test ${measured()} of a client`));
     listed.forEach((m, k) => {
       const own = D.clients
         .map((_, i) => ({ i, v: only(i) ? value(m, stage, i) : null }))
@@ -83,15 +84,30 @@ const ranked = (stage) =>
     .filter((m) => m.values[stage])
     .map((m) => ({
       m,
-      v: mean(D.clients.map((c, i) => (c.seen === stage in m.labels ? m.values[stage][i] : null))),
+      v: mean(D.clients.map((c, i) => (c.seen === stage in m.labels ? seen(m).values[stage][i] : null))),
     }))
     .sort((a, b) => better(known(b.v) ? b.v : -Infinity, known(a.v) ? a.v : -Infinity))
     .map((p) => p.m);
+// The client that a method serves worst by the metric looked at, of those that train.
+function servedWorst(m, stage) {
+  const own = D.clients
+    .map((c, i) => ({ i, v: c.seen ? value(m, stage, i) : null }))
+    .filter((p) => known(p.v))
+    .sort((a, b) => better(a.v, b.v));
+  return own.length ? own[0] : null;
+}
+function worstWords() {
+  const worst = servedWorst(methodOf(state.method), state.stage);
+  return worst
+    ? ` Served worst by ${focusName()}: client ${D.clients[worst.i].name} with ${fmt(worst.v)}${unit()}.`
+    : "";
+}
 function spread() {
   section(
     "spread",
     "Distribution over clients",
-    `Every dot is a client's test ${measured()}, stage ${state.stage}; methods by their mean.`,
+    `Every dot is a client's test ${measured()} (${direction()}), stage ${state.stage}; methods by their mean.` +
+      worstWords(),
     el(
       "div",
       { class: "panel" },
@@ -99,7 +115,7 @@ function spread() {
         state.stage,
         ranked(state.stage),
         (i) => D.clients[i].seen,
-        (m, v) => fmt(known(lineOf(m, state.stage).mean) ? lineOf(m, state.stage).mean : v, percent() ? 2 : 3),
+        (m, v) => fmt(known(lineOf(m, state.stage).mean) ? lineOf(m, state.stage).mean : v, fine()),
       ),
       key(
         ["", "background:var(--soft)", "a client"],

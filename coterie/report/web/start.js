@@ -1,6 +1,7 @@
 // The last file: draws the page.
 
 function settle() {
+  state.metric = looked().name;
   if (!methodOf(state.method)) {
     [state.method, state.stage] = D.answer.mean || [D.methods[0].name, stages()[0]]; // what the headline names
     if (bases().length === 1 && stages().includes(ADAPTED)) state.stage = ADAPTED; // itself, as served
@@ -23,6 +24,8 @@ function render() {
   convergence();
   newcomers();
   classes();
+  confusion();
+  recalls();
   few();
   conflicts();
   size();

@@ -15,7 +15,7 @@ const COLUMNS = [
   ["round", "round", 1, "The round reported, chosen on validation data"],
 ];
 function table() {
-  const all = D.methods.flatMap((m) => m.lines.map((line) => ({ ...line, m, round: mean(line.rounds) })));
+  const all = D.methods.flatMap((m) => seen(m).lines.map((line) => ({ ...line, m, round: mean(line.rounds) })));
   const columns = COLUMNS.filter(
     ([name]) => !["unseen", "epsilon"].includes(name) || all.some((l) => known(l[name])),
   );
@@ -26,7 +26,7 @@ function table() {
       words.every((w) => `${l.label} ${l.stage}`.toLowerCase().includes(w)),
   );
   const [by, way] = state.sort;
-  const turned = ["mean", "worst", "lowest", "unseen"].includes(by) && !D.higher ? -way : way;
+  const turned = ["mean", "worst", "lowest", "unseen"].includes(by) && !looked().higher ? -way : way;
   const block = (l) => (by === "stage" ? 0 : stages().indexOf(l.stage));
   lines.sort((a, b) => {
     if (block(a) !== block(b)) return block(a) - block(b);
@@ -37,7 +37,7 @@ function table() {
   for (const stage of stages())
     for (const name of ["mean", "worst"]) {
       const values = all.filter((l) => l.stage === stage && known(l[name])).map((l) => l[name]);
-      if (values.length > 1) best[stage + name] = D.higher ? Math.max(...values) : Math.min(...values);
+      if (values.length > 1) best[stage + name] = looked().higher ? Math.max(...values) : Math.min(...values);
     }
   const shown = {
     label: (l) => [
@@ -48,8 +48,8 @@ function table() {
     ],
     stage: (l) => l.stage,
     mean: (l) => [
-      fmt(l.mean, percent() ? 2 : 3),
-      l.seeds > 1 ? el("small", {}, ` ± ${fmt(l.mean_spread, percent() ? 2 : 3)}`) : null,
+      fmt(l.mean, fine()),
+      l.seeds > 1 ? el("small", {}, ` ± ${fmt(l.mean_spread, fine())}`) : null,
     ],
     jain: (l) => (known(l.jain) ? rounded(l.jain, 3).toFixed(3) : "–"),
     epsilon: (l) => (known(l.epsilon) ? rounded(l.epsilon, 2).toFixed(2) : "–"),
@@ -150,6 +150,7 @@ function table() {
         filter,
         shownStages(),
         el("span", { class: "count", id: "count", role: "status" }),
+        el("span", { class: "count", id: "by", role: "status" }),
       ),
       el(
         "div",
@@ -158,6 +159,9 @@ function table() {
       ),
     );
   }
+  $("by").textContent =
+    `Test ${measured()}, ${direction()}` +
+    (looked() === decides() ? "." : `; ${decides().title} decides the answer and the round.`);
   $("count").textContent =
     lines.length === all.length ? counted(all.length, "line") : `${lines.length} of ${counted(all.length, "line")}`;
 }
