@@ -319,7 +319,7 @@ def test_ten_methods_and_a_hundred_clients_take_less_than_3_mb(tmp_path, monkeyp
                 n, ids = len(ids), np.array(ids)
                 values = {"accuracy": random.random(n), "loss": random.random(n)}
                 stages[stage] = Scores(ids, ids, ids, values, values)
-            folder.append_evaluation(Evaluation(t, stages), federation.names)
+            folder.append_evaluation(Evaluation(t, stages))
             if t < 62:
                 report = {"opposing": 0.5, "w": random.random((90, 3)).round(4).tolist(), "mass": [0.2, 0.3, 0.5],
                           "alpha": random.random(90).round(4).tolist(), "apart": random.random((3, 3)).tolist()}
