@@ -370,7 +370,7 @@ class Rounds:
         if self.folder is not None:
             names = sorted(self.numbers, key=self.numbers.__getitem__)
             pooled = {f"{prefix}{stage}": values for stage, values in self.listener.pooled(sums).items()}
-            self.folder.append_evaluation(self.history[-1], names, pooled=pooled)
+            self.folder.append_evaluation(self.history[-1], names=names, pooled=pooled)
         self.matrices.keep(made, self.history)
 
     def _config(self) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class Driver:
         self.history.append(without(found))
         if self.folder is not None:
             federation = self.simulation.federation
-            self.folder.append_evaluation(self.history[-1], federation.names, _arrivals(federation))
+            self.folder.append_evaluation(self.history[-1], _arrivals(federation), names=federation.names)
         self.matrices.keep(found, self.history)
         yield from self._tell()
 

@@ -112,10 +112,10 @@ class Folder:
         self._append("metrics.jsonl", json.dumps({"kind": "round", **record}) + "\n")
 
     def append_evaluation(
-        self, evaluation: Evaluation, names: Sequence[str], arrives: Sequence[int] = (),
+        self, evaluation: Evaluation, arrives: Sequence[int] = (), *, names: Sequence[str] = (),
         pooled: Mapping[str, Any] | None = None,
     ) -> None:
-        """`names` are the clients', by number, and `arrives` the rounds in which they arrived, with churn.
+        """`arrives` is the round in which each training client arrived, with churn, and `names` are the clients'.
 
         `pooled` are metrics on all clients' samples together, by stage, where they are known.
         """
@@ -137,7 +137,8 @@ class Folder:
             size = len(s.clients)
             known: dict[str, Iterable[Any]] = {
                 "round": [evaluation.round] * size, "stage": [stage] * size, "client": s.clients.tolist(),
-                "name": [names[k] for k in s.clients], "samples": s.samples.tolist(), "steps": s.steps.tolist(),
+                "name": [names[k] if names else "" for k in s.clients],
+                "samples": s.samples.tolist(), "steps": s.steps.tolist(),
                 **{name: _written(values) for name, values in s.test.items()},
                 **{f"{VAL}{name}": _written(values) for name, values in s.val.items()},
             }
