@@ -243,7 +243,9 @@ def command(pilot: Pilot, experiment: Experiment, settings: list[str], own_clien
         words += ["--clients", str(pilot.findings.clients)]
     if pilot.findings.newcomers_held_out:
         words += ["--unseen", str(pilot.findings.newcomers_held_out)]
-    words += ["--model", experiment.model, *(["--head", experiment.head] if experiment.head else [])]
+    words += ["--model", experiment.model]
+    words += [word for name in ("head", "freeze", "train") if (value := getattr(experiment, name))
+              for word in (f"--{name}", value)]
     words += ["--rounds", str(3 * pilot.plan.rounds), "--seeds", "3"]
     return shlex.join([*words, *(word for item in settings for word in ("--set", item))])
 

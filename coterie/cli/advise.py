@@ -11,12 +11,14 @@ from coterie.cli.arguments import (
     ClientsOption,
     ConfigOption,
     DataOption,
+    FreezeOption,
     HeadOption,
     ModelOption,
     OutOption,
     PartitionOption,
     PathArgument,
     SetOption,
+    TrainOption,
     either,
     experiment_of,
 )
@@ -30,7 +32,7 @@ def advise_command(
     unseen: Annotated[
         int | None, typer.Option("--unseen", help="Clients that play newcomers.  [default: some of 8 and more]")
     ] = None,
-    model: ModelOption = None, head: HeadOption = None,
+    model: ModelOption = None, head: HeadOption = None, freeze: FreezeOption = None, train: TrainOption = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Rounds of the pilot.  [default: what fits into the budget]")
     ] = None,
@@ -51,7 +53,8 @@ def advise_command(
     from coterie.advise import command as pilots
 
     experiment = experiment_of(
-        config, either(path, data), partition, clients, unseen, model, head, None, settings or [], ()
+        config, either(path, data), partition, clients, unseen, model, head, None, settings or [], (),
+        freeze=freeze, train=train,
     )
     with console.status("pilot") as shown:
         pilot, go_on = pilots.run(

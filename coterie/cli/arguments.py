@@ -48,6 +48,14 @@ ModelOption = Annotated[
 HeadOption = Annotated[
     str | None, typer.Option("--head", help="The layer that makes the scores.  [default: the last linear one]")
 ]
+FreezeOption = Annotated[
+    list[str] | None,
+    typer.Option("--freeze", help="Parts, modules or parameters that do not train, repeatable: base, layer1*, ..."),
+]
+TrainOption = Annotated[
+    list[str] | None,
+    typer.Option("--train", help="What trains, all else being frozen, repeatable: head, layer4*, ..."),
+]
 RoundsOption = Annotated[
     int | None, typer.Option("--rounds", help=by_default("Communication rounds.", Training, "rounds"))
 ]
@@ -81,7 +89,8 @@ def experiment_of(
     config: Path | None, data: str | None, partition: str | None, clients: int | None, unseen: int | None,
     model: str | None, head: str | None, rounds: int | None, settings: list[str], methods: tuple[str, ...],
     default_methods: tuple[str, ...] = (), churn: str | None = None, preset: str | None = None,
-    data_dir: str | None = None, seeds: int | None = None,
+    data_dir: str | None = None, seeds: int | None = None, freeze: list[str] | None = None,
+    train: list[str] | None = None,
 ) -> Experiment:
     """The file's or the preset's experiment, overridden by what the command line says."""
     if config is not None and preset is not None:
@@ -92,5 +101,6 @@ def experiment_of(
         methods or base.methods or default_methods,
         [*([f"rounds={rounds}"] if rounds is not None else []), *settings],
         data=data, partition=partition, clients=clients, unseen=unseen, model=model, head=head, churn=churn,
-        data_dir=data_dir, seeds=seeds,
+        data_dir=data_dir, seeds=seeds, freeze="+".join(freeze) if freeze else None,
+        train="+".join(train) if train else None,
     )

@@ -19,6 +19,7 @@ from coterie.cli.arguments import (
     ConfigOption,
     DataDirOption,
     DataOption,
+    FreezeOption,
     HeadOption,
     LogOption,
     ModelOption,
@@ -27,6 +28,7 @@ from coterie.cli.arguments import (
     PresetOption,
     RoundsOption,
     SetOption,
+    TrainOption,
     UnseenOption,
     by_default,
     experiment_of,
@@ -45,7 +47,8 @@ from coterie.running.training import Training
 def run_command(
     method: Annotated[str | None, typer.Argument(help="fedfew, fedfew:models=5, fedfew:official, my.py:Mine")] = None,
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
-    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
+    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, freeze: FreezeOption = None,
+    train: TrainOption = None, rounds: RoundsOption = None,
     seed: Annotated[
         int | None, typer.Option("--seed", help=by_default("Same seed, same result.", Training, "seed"))
     ] = None,
@@ -56,7 +59,7 @@ def run_command(
     extra = [f"seed={seed}"] if seed is not None else []
     experiment = experiment_of(
         config, data, partition, clients, unseen, model, head, rounds, [*extra, *(settings or [])],
-        (method,) if method else (), churn=churn, preset=preset, data_dir=data_dir,
+        (method,) if method else (), churn=churn, preset=preset, data_dir=data_dir, freeze=freeze, train=train,
     )
     if len(experiment.methods) != 1:
         named = ", ".join(experiment.methods) or "none is named"
@@ -76,7 +79,8 @@ def compare_command(
         list[str] | None, typer.Option("--methods", help="A further method, repeatable; all stands for every one.")
     ] = None,
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
-    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, rounds: RoundsOption = None,
+    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, freeze: FreezeOption = None,
+    train: TrainOption = None, rounds: RoundsOption = None,
     seeds: Annotated[
         int | None, typer.Option("--seeds", help=by_default("Runs of each method.", Experiment, "seeds"))
     ] = None,
@@ -86,7 +90,7 @@ def compare_command(
     """Train several methods on the same clients; one table."""
     experiment = experiment_of(config, data, partition, clients, unseen, model, head, rounds, settings or [],
                                (*(named or ()), *(methods or ())), DEFAULT_METHODS, churn=churn, preset=preset,
-                               data_dir=data_dir, seeds=seeds)
+                               data_dir=data_dir, seeds=seeds, freeze=freeze, train=train)
     go_on(experiment, out or fresh("compare"), single=False, resume=False, clients=clients)
 
 

@@ -45,7 +45,7 @@ def build(
         return made, {"engine": "reference"}
     own = StackedConvolutions.on(device, arithmetic.tf32) if kernels else None
     net = Net(init.module, init.layout, task, arithmetic.bf16, own.stand_ins if own is not None else None)
-    net.module.to(device)
+    net.place(device, arithmetic.dtype)
     chain = _chain(net, federation, device, arithmetic, own, engine, past)
     x, y = _first(federation, 2, device, arithmetic)
     if federation.clients == 1 and not past and chain is not None:

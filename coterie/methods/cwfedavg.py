@@ -79,6 +79,7 @@ class CwFedAvg(Method):
         return cls(half_lambda=True, validation=False, printed="served")
 
     def check(self, population: int, layout: Layout) -> None:
+        self.refuse_frozen(layout, "head", "averages class by class")
         output(layout)
 
     def start(self, init: Init) -> Record:

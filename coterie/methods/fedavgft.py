@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from coterie.contract.cohort import Cohort
+from coterie.contract.layout import Layout
 from coterie.contract.records import Model, Record
 from coterie.methods.fedavg import FedAvg
 
@@ -29,6 +30,9 @@ class FedAvgFT(FedAvg):
     shared = "the model"
     newcomer = "the shared model, fine-tuned"
     cite = "Yu, Bagdasaryan, Shmatikov, Salvaging federated learning by local adaptation, 2020"
+
+    def check(self, population: int, layout: Layout) -> None:
+        self.refuse_frozen(layout, self.part, "fine-tunes")
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
         return cohort.train(payload.row, epochs=self.epochs, part=self.part, lr=self.lr)

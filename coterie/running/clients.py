@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from coterie import streams
-from coterie.contract import records
 from coterie.contract.cohort import Cohort, Init, LocalTraining, Members
 from coterie.contract.engine import Engine, FloatArray, IntArray
 from coterie.contract.method import Method
@@ -23,6 +22,7 @@ from coterie.engine import choose
 from coterie.engine.arithmetic import Arithmetic
 from coterie.errors import CoterieError
 from coterie.evaluation.stages import ADAPTED, SEEN
+from coterie.running.round import travelled
 from coterie.running.training import Training
 
 ModelLike = nn.Module | Callable[[], nn.Module]
@@ -112,14 +112,8 @@ class Clients:
 
     def traffic(self, tensors: dict[str, Tensor], way: str) -> dict[str, int]:
         """Bytes per client and field; buffers that the policy keeps at home do not travel."""
-        stays = self.training.buffers == "local" or (self.training.buffers == "server" and way == "up")
-        at_home = sum(entry.size for entry in self.layout.within("buffers")) if stays else 0
-        travel = {}
-        for name, size in records.bytes_each(tensors).items():
-            t = tensors[name]
-            rows = t[0].numel() // self.layout.size if t.shape[-1:] == (self.layout.size,) else 0
-            travel[name] = size - rows * at_home * t.element_size()
-        return travel
+        stay = self.training.buffers == "local" or (self.training.buffers == "server" and way == "up")
+        return travelled(tensors, self.layout, self.method.travels(), not stay)
 
 
 # -- what clients compute: `function(method, cohort, *records)`, see `running.together` -------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from inspect import signature
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from coterie import models, registry
 from coterie.contract.cohort import Init
 from coterie.contract.method import Method
+from coterie.contract.patterns import partly
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
 from coterie.options import build, parse_options
@@ -26,7 +27,7 @@ LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 """Layers that take tokens."""
 DTYPES = ("float32", "float64", "int64")
 """Types of the samples' numbers that a federation holds."""
-OPTIONAL = ("dtype", "class_names", "encoding")
+OPTIONAL = ("dtype", "class_names", "encoding", "freeze", "train")
 """Values that are left out where nothing is known: older versions did not write them, and do not read them."""
 
 
@@ -52,6 +53,10 @@ class RunSpec:
     """Where labels were names."""
     encoding: Mapping[str, Any] | None = None
     """How a table became numbers."""
+    freeze: str = ""
+    """Parts of the model that are frozen, e.g. base or layer1*+layer2*."""
+    train: str = ""
+    """Parts of the model beside which all else is frozen, e.g. head."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ("", *DTYPES):
@@ -85,12 +90,15 @@ class RunSpec:
             str(config["method"]), model, tuple(int(n) for n in samples["shape"]), int(samples["classes"]),
             int(samples["outputs"]), build(Training, config["training"], "training"), config["head"],
             samples.get("dtype", ""), tuple(recipe.get("classes", ())), recipe.get("encoding"),
+            str(config.get("freeze", "")), str(config.get("train", "")),
         )
 
     def config(self) -> dict[str, Any]:
         """What `of_config` reads back; names of classes and encoding stand in the federation's recipe."""
         samples = {"shape": list(self.shape), "classes": self.classes, "outputs": self.outputs, "dtype": self.dtype}
-        return {"method": self.method, "training": asdict(self.training), "head": self.head, "samples": samples}
+        chosen = {name: text for name in ("freeze", "train") if (text := getattr(self, name))}
+        training = asdict(self.training)
+        return {"method": self.method, "training": training, "head": self.head, "samples": samples, **chosen}
 
     @classmethod
     def for_data(cls, federation: Federation, **values: Any) -> Self:
@@ -116,15 +124,17 @@ class RunSpec:
         return registry.method(self.method)
 
     def factory(self) -> Callable[[], nn.Module]:
-        """Each call gives the module with fresh weights."""
+        """Each call gives the module with fresh weights, of which trains what should."""
         name, given = parse_options(self.model)
-        return models.model(name, self.shape, self.outputs, **given)
+        made = partly(models.model(name, self.shape, self.outputs, **given), self.freeze, self.train, self.head)
+        return cast("Callable[[], nn.Module]", made)
 
     def init(
-        self, method: Method, seed: int = 0, dtype: torch.dtype = torch.float32, device: torch.device | None = None,
+        self, method: Method, dtype: torch.dtype = torch.float32, device: torch.device | None = None,
         population: int = 1,
     ) -> Init:
-        """Layout, module and fresh rows, as the method wraps the model."""
+        """Layout, module and fresh rows of the run's seed, as the method wraps the model."""
+        seed = self.training.seed
         return Init(self.factory(), method.wrap, seed, self.head, dtype, device, population, self.classes)
 
     # -- samples of this form, without meaning ---------------------------------------------------------------------
