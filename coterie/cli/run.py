@@ -33,7 +33,7 @@ from coterie.cli.arguments import (
     by_default,
     experiment_of,
 )
-from coterie.cli.printing import print_results, saved_experiment, say_notes
+from coterie.cli.printing import print_results, saved_experiment, say
 from coterie.errors import CoterieError
 from coterie.report import logs
 from coterie.report.progress import Live
@@ -116,8 +116,9 @@ def go_on(
     for kind in log:
         logs.require_logger(kind)
     federation = check_clients(experiment.federation(), clients)
-    say_notes(federation)
+    say(federation.recipe.get("notes", ()))
     prepared = experiment.prepare(federation, folder, single, resume)
+    say(prepared.notes)
     if not resume:
         if prepared.reason:
             console.print(f"{prepared.reason}. Clients are trained one after another: the same results, slower.",

@@ -109,7 +109,7 @@ class Net:
         found = layout.head is not None and "head" in layout.parts
         self._head = self.module.get_submodule(layout.head or "") if found else None
         self._head_tensors = _names_in(self.module, self._head) if self._head is not None else {}
-        frozen = frozen_layers(self.module)
+        frozen = frozen_layers(self.whole)
         self._normalisers = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         tracking = {m for m in self.module.modules() if getattr(m, "track_running_stats", False)}
         self._at_rest = [m for m in frozen if m in tracking]  # frozen normalisation is never in training mode
@@ -297,9 +297,9 @@ class Net:
         self._overrides.used = False
         with _generators_kept(row.device):
             torch.manual_seed(0)
-            seeded = _generator(row.device)
+            seeded = generator_state(row.device)
             outputs = self._check(row.clone(), x, stream)
-            self._seeds = not torch.equal(_generator(row.device), seeded)
+            self._seeds = not torch.equal(generator_state(row.device), seeded)
         if self.task.classes and outputs.shape != (len(x), self.task.classes):
             raise CoterieError(
                 f"the model gives outputs of shape {tuple(outputs.shape)} for {len(x)} samples; "
@@ -380,7 +380,7 @@ def _where(reason: Exception) -> str:
     return said
 
 
-def _generator(device: torch.device) -> Tensor:
+def generator_state(device: torch.device) -> Tensor:
     """The state of PyTorch's own generator on a device."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 

@@ -58,7 +58,7 @@ class Clients:
             self.engine, self.choices = choose.build(
                 self.init, Task.of(federation.classes, loss), self.federation, self.device, engine=training.engine,
                 precision=training.precision, kernels=training.kernels, capture=training.capture, batch=training.batch,
-                several=self.population > 1, earlier=choices,
+                prefix=training.prefix, several=self.population > 1, earlier=choices,
             )
         self._names = streams.integers("client", self.federation.names)
         self._histogram = self.federation.histogram("train")  # [clients, classes]
@@ -66,6 +66,7 @@ class Clients:
     def _like(self, twin: Clients, choices: dict[str, Any]) -> bool:
         """Whether a twin's engine computes what this run's would, and as it did before the run was stopped."""
         kept = all(choices[name] == twin.choices.get(name) for name in ("engine", "direct") if name in choices)
+        kept = kept and (not choices or ("prefix" in choices) == ("prefix" in twin.choices))
         return kept and twin.engine.net.fits(self.init.module)
 
     # -- cohorts and what travels ---------------------------------------------------------------------------------

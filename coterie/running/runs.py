@@ -161,13 +161,14 @@ class Prepared:
             print(progress.round)
         prepared.results
 
-    `reason` says why the model cannot be stacked, if so.
+    `reason` says why the model cannot be stacked, if so; `notes` are sentences on how it will be computed.
     """
 
     def __init__(self, wanted: Sequence[_Wanted], shared: _Shared, named: Sequence[Method]) -> None:
         """`named` are the methods that somebody asked for; `wanted` may hold baselines as well."""
         self._wanted, self._shared = wanted, shared
         self.reason = ""
+        self.notes: list[str] = []
         self.results: list[Result] = []
         self._refuse_early(named)
 
@@ -184,7 +185,9 @@ class Prepared:
         for method, one in left.items():
             if method == whole or method.aggregator.private:
                 one.built = one.build(self._shared)
-                self.reason = self.reason or one.built.simulation.choices.get("reason", "")
+                choices = one.built.simulation.choices
+                self.reason = self.reason or choices.get("reason", "")
+                self.notes += [note for note in choices.get("notes", ()) if note not in self.notes]
             else:
                 layout = Simulation.layout_of(method, self._shared.model, self._shared.head)
                 Server.refuse_early(method, self._shared.federation.arrived(0), layout)

@@ -158,7 +158,8 @@ class Desk:
             trained, net = adapted(cohort, rows, self.saved.spec.training), clients.engine.net
             net.mode(training=False)
             with clients.engine.computing():
-                for k, (xs, ys) in enumerate(cohort.samples("test")):
+                held = clients.engine.samples(cohort.members.places, "test", raw=False)
+                for k, (xs, ys) in enumerate(held):
                     one, other = (held_out(net, stage[k], xs, ys) for stage in (rows, trained))
                     found.append((one, other))
         return found
