@@ -23,6 +23,7 @@ from coterie.options import build
 from coterie.running import runs
 from coterie.running.clients import ModelLike
 from coterie.running.result import Result
+from coterie.running.server import Server
 from coterie.running.simulation import Simulation
 from coterie.running.training import Training
 
@@ -49,6 +50,7 @@ class PilotPlan:
     seeds: int
     samples: int | None  # most training samples of a client; None takes all
     seconds: float | None  # expected, where the pilot sized itself
+    left_out: tuple[str, ...] = ()  # why methods of the usual pilot cannot work with this model, where it is frozen
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def advise(
         "local", "fedavg", "feddyn", "fedper", "perfedavg:steps=none", f"ifca:models={_models(groups, federation)}",
         "apfl", "cwfedavg" if aside else "fedavg+confree",
     )
+    methods, left_out = _possible(methods, model, federation, head)
     chosen = [registry.method(spec) for spec in methods]
     if rounds is None:
         tell("measuring the speed")
@@ -94,6 +97,7 @@ def advise(
         plan = _sized(chosen, methods, model, federation, head, training, left, seeds, budget)
     else:
         plan = PilotPlan(methods, rounds, seeds, None, None)
+    plan = replace(plan, left_out=left_out)
     data = federation if plan.samples is None else fewer(federation, plan.samples)
     every = max(1, plan.rounds // 4)
     results = runs.compare(
@@ -107,6 +111,24 @@ def advise(
         int(np.median(federation.sizes("val")[federation.seen])),
     )
     return Pilot(found, decide(found), plan, time.perf_counter() - start)
+
+
+def _possible(
+    methods: tuple[str, ...], model: ModelLike, federation: Federation, head: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The methods that can work with what of the model trains, and why the others cannot."""
+    kept, left_out = [], []
+    for spec in methods:
+        method = registry.method(spec)
+        layout = Simulation.layout_of(method, model, head)
+        try:
+            Server.refuse_early(method, federation.arrived(0), layout)
+            kept.append(spec)
+        except CoterieError as reason:
+            if not layout.frozen:
+                raise
+            left_out.append(f"{method.name} was left out: {reason}")
+    return tuple(kept), tuple(left_out)
 
 
 def constant(federation: Federation) -> Array | None:

@@ -157,8 +157,8 @@ class Method:
         """Raise if nothing trains in a part of the model that the method `does` something with; for `check`."""
         if layout.is_frozen(part):
             raise CoterieError(
-                f"{self.name} {does} '{part}' of the model, and all of that is frozen; let some of it train, or take "
-                "another method (fedavg shares, and local keeps, whatever trains)."
+                f"what {self.name} {does} ({part.removeprefix('~~')}) is frozen; let some of it train, or take another "
+                "method: fedavg shares, and local keeps, whatever trains."
             )
 
     def report(self, server: Any, up: Uploads) -> dict[str, Tensor]:

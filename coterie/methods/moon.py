@@ -47,7 +47,7 @@ class MOON(FedAvg):
 
     def check(self, population: int, layout: Layout) -> None:
         layout.within("head")
-        self.refuse_frozen(layout, "~head", "compares the features that come from")
+        self.refuse_frozen(layout, "~head", "takes features from")
 
     def join(self, cohort: Cohort, payload: Model) -> Model:
         return Model(payload.row)
