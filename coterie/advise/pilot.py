@@ -85,11 +85,11 @@ def advise(
     measured = shift(federation)
     groups = _groups(model, federation, head, training)
     aside = federation.classes and measured.label - measured.label_by_chance > LABELS_DIFFER
-    methods = (
+    usual = (
         "local", "fedavg", "feddyn", "fedper", "perfedavg:steps=none", f"ifca:models={_models(groups, federation)}",
         "apfl", "cwfedavg" if aside else "fedavg+confree",
     )
-    methods, left_out = _possible(methods, model, federation, head)
+    methods, left_out = _possible(usual, model, federation, head)
     chosen = [registry.method(spec) for spec in methods]
     if rounds is None:
         tell("measuring the speed")

@@ -37,8 +37,8 @@ HEADS = ("way", "method", "validation", "behind ± noise", "test", "worst", "new
 def sentences(pilot: Pilot) -> list[str]:
     """The advice, then one fact each, most important first."""
     scored = _nothing(pilot) if not pilot.advice.learned else [_take(pilot), *_scored(pilot)]
-    facts = [*_unlike(pilot), *_alone(pilot), _groups(pilot), *_new(pilot), _cost(pilot), *_limits(pilot), *pilot.plan.left_out]
-    return [*scored, *facts]
+    facts = [*_unlike(pilot), *_alone(pilot), _groups(pilot), *_new(pilot), _cost(pilot), *_limits(pilot)]
+    return [*scored, *facts, *pilot.plan.left_out]
 
 
 def _take(pilot: Pilot) -> str:

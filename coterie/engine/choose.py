@@ -89,7 +89,8 @@ def _prefix(
 
     A run that goes on (`again`) keeps them as it did before, so that it goes on with the same bits.
     """
-    x, _ = _first(federation, TRIED, device, arithmetic)
+    spread = torch.linspace(0, len(federation.x) - 1, min(len(federation.x), TRIED)).long()
+    x = _ready(federation.x[spread], device, arithmetic)
     found = prefix_of(net, row, x)
     if found is None:
         return None, {}
@@ -121,5 +122,10 @@ def _first(
 ) -> tuple[Tensor, Tensor]:
     """The first samples of the data, at most `count`."""
     first = int(federation.bounds[0, 0])
-    x, y = (t[first : first + count].to(device) for t in (federation.x, federation.y))
-    return tuple(t.to(arithmetic.dtype) if t.is_floating_point() else t for t in (x, y))  # type: ignore[return-value]
+    x, y = (_ready(t[first : first + count], device, arithmetic) for t in (federation.x, federation.y))
+    return x, y
+
+
+def _ready(t: Tensor, device: torch.device, arithmetic: Arithmetic) -> Tensor:
+    """As the engine computes with it."""
+    return t.to(device, arithmetic.dtype if t.is_floating_point() else None)

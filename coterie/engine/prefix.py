@@ -3,7 +3,8 @@
 That is exact where nothing in them is random, none of their normalisation layers looks at a batch, they work sample by
 sample, and the rest of the model takes nothing but their output. The graph of the module says where the last such
 place is; where it cannot be traced, the order in which whole frozen submodules are called. Either way the two halves
-are tried on a few samples, and where they do not give what the whole model gives, there is no prefix.
+are tried on some samples, together and one by one, and where they do not give what the whole model gives, there is no
+prefix.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from coterie.contract.net import Net, generator_state
 from coterie.engine.arithmetic import Arithmetic
 from coterie.errors import counted
 
-TRIED = 4
-"""Samples on which the two halves are compared with the whole."""
+TRIED = 64
+"""Samples on which the two halves are compared with the whole, at most; they are spread over all data."""
 BATCH = 256
 """Samples whose outputs are computed at once."""
 TOLERANCE = {torch.float64: 1e-9}
@@ -98,11 +99,10 @@ def prefix_of(net: Net, row: Tensor, x: Tensor) -> Prefix | None:
     declared = getattr(net.whole, "batch_statistics", False)
     if not net.layout.frozen or net.layout.head == "" or declared or not len(x):
         return None
-    some = x[:TRIED]
     for way in (_traced, _called):
         try:
-            found = way(net, row, some)
-            if found is not None and _exact(net, found, row, some):
+            found = way(net, row, x)
+            if found is not None and _exact(net, found, row, x):
                 return found
         except Exception:  # whatever a user's module does when it is traced or cut: it is called whole then
             continue
@@ -118,6 +118,7 @@ def _exact(net: Net, found: Prefix, row: Tensor, x: Tensor) -> bool:
         whole, seen = net(row, x), _features(net, row, x)
         z = found.outputs(x, row.dtype)
         apart = torch.cat([found.outputs(one, row.dtype) for one in torch.split(x, 1)])
+        wholes = torch.cat([net(row, one) for one in torch.split(x, 1)])
         net.mode(training=True)
         generator = generator_state(x.device)
         z_training = found.first(x)
@@ -125,9 +126,10 @@ def _exact(net: Net, found: Prefix, row: Tensor, x: Tensor) -> bool:
         net.takes(found.rest)
         net.mode(training=False)
         halves, features = net(row, z), _features(net, row, z)
+        singles = torch.cat([net(row, one) for one in torch.split(z, 1)])
     names = {name for name, _ in [*found.rest.named_parameters(), *found.rest.named_buffers()]}
     complete = all(entry.name in names for entry in net.layout.entries)
-    pairs = ((whole, halves), (seen, features), (z, apart), (z, z_training.to(z.dtype)))
+    pairs = ((whole, halves), (wholes, singles), (seen, features), (z, apart), (z, z_training.to(z.dtype)))
     return complete and not drawn and len(z) == len(x) and all(_close(*pair) for pair in pairs)
 
 
