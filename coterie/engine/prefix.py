@@ -64,7 +64,7 @@ class Prefix:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PrefixPlan:
     """Whether the outputs of a prefix are kept, and what that takes."""
 
     until: str
@@ -88,10 +88,10 @@ class Plan:
                 "they are computed in every step")
 
 
-def planned(found: Prefix, x: Tensor, samples: int, dtype: torch.dtype, bf16: bool) -> Plan:
+def planned(found: Prefix, x: Tensor, samples: int, dtype: torch.dtype, bf16: bool) -> PrefixPlan:
     """What keeping the outputs of `samples` samples like `x [n, ...]` takes."""
     one = found.outputs(x[:1], dtype, bf16)
-    return Plan(found.until, samples, one.numel(), samples * one.nbytes, memory.free(x.device))
+    return PrefixPlan(found.until, samples, one.numel(), samples * one.nbytes, memory.free(x.device))
 
 
 def prefix_of(net: Net, row: Tensor, x: Tensor) -> Prefix | None:

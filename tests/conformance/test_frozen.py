@@ -1,4 +1,4 @@
-"""Every registered method over a frozen body and under a frozen head: it runs alike on every engine, or says why not."""
+"""Every method over a frozen body and under a frozen head: it runs alike on every engine, or says why not."""
 
 from __future__ import annotations
 

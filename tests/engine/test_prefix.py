@@ -200,6 +200,6 @@ def test_what_does_not_fit_is_computed_in_every_step(tiny, monkeypatch):
 
 
 def test_plans():
-    plan = prefix.Plan("body", 10, 3, 120, 240)
+    plan = prefix.PrefixPlan("body", 10, 3, 120, 240)
     assert plan.fits
-    assert not prefix.Plan("body", 10, 3, 121, 241).fits
+    assert not prefix.PrefixPlan("body", 10, 3, 121, 241).fits
