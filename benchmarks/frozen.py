@@ -5,8 +5,8 @@
 
 A head of 2,570 numbers trains on a body of ten million. Memory is measured in a process of its own, after a small run
 of the same kind has loaded everything: on a CPU the growth of the resident set to its peak, on a GPU the most that
-tensors took. It is compared with one body, the rows of a wave (`engine.waves.ROWS` copies each), their activations as the
-engine counts them, and the kept outputs of the body; on a GPU also the samples, which have to be there.
+tensors took. It is compared with one body, the rows of a wave (`engine.waves.ROWS` copies each), their activations as
+the engine counts them, and the kept outputs of the body; on a GPU also the samples, which have to be there.
 A round is timed with these outputs kept, with prefix=off, and for the head alone, trained on features that were
 computed beforehand.
 """
