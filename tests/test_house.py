@@ -31,7 +31,7 @@ WHOLE = {
     "aggregators/": "test_aggregators",
     "data/readers/": "test_fuzz test_large",
     "engine/": "test_cuda",
-    "flower/": "test_conformance test_faults test_old_folders test_real",
+    "flower/": "test_conformance test_faults test_frozen test_old_folders test_real",
     "optimizers/": "test_optimizers",
     "metrics/": "test_metrics",
     "methods/": "test_aggregation test_decoupled test_reductions test_regularised test_size test_words",

@@ -25,6 +25,7 @@ from coterie.report.untrained import constant_by
 from coterie.running import runs
 from coterie.running.clients import ModelLike
 from coterie.running.result import Result
+from coterie.running.server import Server
 from coterie.running.simulation import Simulation
 from coterie.running.training import Training
 
@@ -51,6 +52,7 @@ class PilotPlan:
     seeds: int
     samples: int | None  # most training samples of a client; None takes all
     seconds: float | None  # expected, where the pilot sized itself
+    left_out: tuple[str, ...] = ()  # why methods of the usual pilot cannot work with this model, where it is frozen
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,11 @@ def advise(
     measured = shift(federation)
     groups = _groups(model, federation, head, loss, training)
     aside = federation.classes and measured.label - measured.label_by_chance > LABELS_DIFFER
-    methods = (
+    usual = (
         "local", "fedavg", "feddyn", "fedper", "perfedavg:adapt_steps=none",
         f"ifca:models={_models(groups, federation)}", "apfl", "cwfedavg" if aside else "fedavg+confree",
     )
+    methods, left_out = _possible(usual, model, federation, head, training)
     chosen = [registry.method(spec) for spec in methods]
     if rounds is None:
         tell("measuring the speed")
@@ -96,6 +99,7 @@ def advise(
         plan = _sized(chosen, methods, model, federation, head, loss, training, left, seeds, budget)
     else:
         plan = PilotPlan(methods, rounds, seeds, None, None)
+    plan = replace(plan, left_out=left_out)
     data = federation if plan.samples is None else fewer(federation, plan.samples)
     every = max(1, plan.rounds // 4)
     results = runs.compare(
@@ -109,6 +113,25 @@ def advise(
         int(np.median(federation.sizes("val")[federation.seen])), bool(federation.classes),
     )
     return Pilot(found, decide(found), plan, time.perf_counter() - start)
+
+
+def _possible(
+    methods: tuple[str, ...], model: ModelLike, federation: Federation, head: str | None, training: dict[str, Any]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The methods that can work with what of the model trains and with the run's optimizer, and why others cannot."""
+    kept, left_out = [], []
+    run = build(Training, _shortened(training, FIRST), "training")
+    for spec in methods:
+        method = registry.method(spec)
+        layout = Simulation.layout_of(method, model, head)
+        try:
+            Server.refuse_early(method, federation.arrived(0), layout, run)
+            kept.append(spec)
+        except CoterieError as reason:
+            if not layout.frozen and run.plain:
+                raise
+            left_out.append(f"{method.name} was left out: {reason}")
+    return tuple(kept), tuple(left_out)
 
 
 def constant(federation: Federation, scale: Scale) -> Array | None:

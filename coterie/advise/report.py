@@ -41,7 +41,7 @@ def sentences(pilot: Pilot) -> list[str]:
     """The advice, then one fact each, most important first."""
     scored = _nothing(pilot) if not pilot.advice.learned else [_take(pilot), *_scored(pilot)]
     facts = [*_unlike(pilot), *_alone(pilot), _groups(pilot), *_new(pilot), _cost(pilot), *_limits(pilot)]
-    return [*scored, *facts]
+    return [*scored, *facts, *pilot.plan.left_out]
 
 
 def _take(pilot: Pilot) -> str:
@@ -252,8 +252,9 @@ def command(pilot: Pilot, experiment: Experiment, settings: list[str], own_clien
         words += ["--clients", str(pilot.findings.clients)]
     if pilot.findings.newcomers_held_out:
         words += ["--unseen", str(pilot.findings.newcomers_held_out)]
-    words += ["--model", experiment.model, *(["--head", experiment.head] if experiment.head else [])]
-    words += ["--loss", experiment.loss] if experiment.loss else []
+    words += ["--model", experiment.model]
+    words += [word for name in ("head", "freeze", "train", "loss") if (value := getattr(experiment, name))
+              for word in (f"--{name}", value)]
     words += ["--metric", experiment.training.metric] if experiment.training.metric != AUTO else []
     words += ["--rounds", str(max(3 * pilot.plan.rounds, experiment.training.warmup)), "--seeds", "3"]
     return shlex.join([*words, *(word for item in settings for word in ("--set", item))])

@@ -11,6 +11,7 @@ from coterie.cli.arguments import (
     ClientsOption,
     ConfigOption,
     DataOption,
+    FreezeOption,
     HeadOption,
     LossOption,
     MetricOption,
@@ -19,6 +20,7 @@ from coterie.cli.arguments import (
     PartitionOption,
     PathArgument,
     SetOption,
+    TrainOption,
     WatchOption,
     either,
     experiment_of,
@@ -33,7 +35,8 @@ def advise_command(
     unseen: Annotated[
         int | None, typer.Option("--unseen", help="Clients that play newcomers.  [default: some of 8 and more]")
     ] = None,
-    model: ModelOption = None, head: HeadOption = None, loss: LossOption = None,
+    model: ModelOption = None, head: HeadOption = None, freeze: FreezeOption = None, train: TrainOption = None,
+    loss: LossOption = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Rounds of the pilot.  [default: what fits into the budget]")
     ] = None,
@@ -56,7 +59,7 @@ def advise_command(
 
     experiment = experiment_of(
         config, either(path, data), partition, clients, unseen, model, head, None, settings or [], (),
-        loss=loss, metric=metric, watch=watch,
+        freeze=freeze, train=train, loss=loss, metric=metric, watch=watch,
     )
     with console.status("pilot") as shown:
         pilot, go_on = pilots.run(

@@ -53,6 +53,14 @@ LossOption = Annotated[
     str | None,
     typer.Option("--loss", help="A loss of your own, file.py:function.  [default: cross entropy, or squared error]"),
 ]
+FreezeOption = Annotated[
+    list[str] | None,
+    typer.Option("--freeze", help="Parts, modules or parameters that do not train, repeatable: base, layer1*, ..."),
+]
+TrainOption = Annotated[
+    list[str] | None,
+    typer.Option("--train", help="What trains, all else being frozen, repeatable: head, layer4*, ..."),
+]
 RoundsOption = Annotated[
     int | None, typer.Option("--rounds", help=by_default("Communication rounds.", Training, "rounds"))
 ]
@@ -95,8 +103,8 @@ def experiment_of(
     config: Path | None, data: str | None, partition: str | None, clients: int | None, unseen: int | None,
     model: str | None, head: str | None, rounds: int | None, settings: list[str], methods: tuple[str, ...],
     default_methods: tuple[str, ...] = (), churn: str | None = None, preset: str | None = None,
-    data_dir: str | None = None, seeds: int | None = None, loss: str | None = None, metric: str | None = None,
-    watch: list[str] | None = None,
+    data_dir: str | None = None, seeds: int | None = None, freeze: list[str] | None = None,
+    train: list[str] | None = None, loss: str | None = None, metric: str | None = None, watch: list[str] | None = None,
 ) -> Experiment:
     """The file's or the preset's experiment, overridden by what the command line says."""
     if config is not None and preset is not None:
@@ -109,7 +117,8 @@ def experiment_of(
     made = base.changed(
         chosen, [*flags, *settings],
         data=data, partition=partition, clients=clients, unseen=unseen, model=model, head=head, churn=churn,
-        data_dir=data_dir, seeds=seeds, loss=loss,
+        data_dir=data_dir, seeds=seeds, freeze="+".join(freeze) if freeze else None,
+        train="+".join(train) if train else None, loss=loss,
     )
     for note in renamed(chosen, settings):
         print(f"coterie: {note}", file=sys.stderr)

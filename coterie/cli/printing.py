@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from coterie.cli.app import screen
-from coterie.data import Federation
 from coterie.report import watched
 from coterie.report.table import beside_paper, comparison
 from coterie.report.table import newcomers as newcomers_table
@@ -17,8 +16,9 @@ from coterie.running.result import Result
 from coterie.running.saved import Saved
 
 
-def say_notes(federation: Federation) -> None:
-    for note in federation.recipe.get("notes", ()):
+def say(notes: Iterable[str]) -> None:
+    """Notes on what was read and on how it will be computed."""
+    for note in notes:
         print(f"coterie: {note}", file=sys.stderr)
 
 

@@ -19,6 +19,7 @@ from coterie.cli.arguments import (
     ConfigOption,
     DataDirOption,
     DataOption,
+    FreezeOption,
     HeadOption,
     LogOption,
     LossOption,
@@ -29,12 +30,13 @@ from coterie.cli.arguments import (
     PresetOption,
     RoundsOption,
     SetOption,
+    TrainOption,
     UnseenOption,
     WatchOption,
     by_default,
     experiment_of,
 )
-from coterie.cli.printing import print_results, saved_experiment, say_notes
+from coterie.cli.printing import print_results, saved_experiment, say
 from coterie.errors import CoterieError
 from coterie.report import logs
 from coterie.report.progress import Live
@@ -48,8 +50,8 @@ from coterie.running.training import Training
 def run_command(
     method: Annotated[str | None, typer.Argument(help="fedfew, fedfew:models=5, fedfew:official, my.py:Mine")] = None,
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
-    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, loss: LossOption = None,
-    rounds: RoundsOption = None,
+    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, freeze: FreezeOption = None,
+    train: TrainOption = None, loss: LossOption = None, rounds: RoundsOption = None,
     seed: Annotated[
         int | None, typer.Option("--seed", help=by_default("Same seed, same result.", Training, "seed"))
     ] = None,
@@ -61,8 +63,8 @@ def run_command(
     extra = [f"seed={seed}"] if seed is not None else []
     experiment = experiment_of(
         config, data, partition, clients, unseen, model, head, rounds, [*extra, *(settings or [])],
-        (method,) if method else (), churn=churn, preset=preset, data_dir=data_dir, loss=loss, metric=metric,
-        watch=watch,
+        (method,) if method else (), churn=churn, preset=preset, data_dir=data_dir, freeze=freeze, train=train,
+        loss=loss, metric=metric, watch=watch,
     )
     if len(experiment.methods) != 1:
         named = ", ".join(experiment.methods) or "none is named"
@@ -82,8 +84,8 @@ def compare_command(
         list[str] | None, typer.Option("--methods", help="A further method, repeatable; all stands for every one.")
     ] = None,
     data: DataOption = None, partition: PartitionOption = None, clients: ClientsOption = None,
-    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, loss: LossOption = None,
-    rounds: RoundsOption = None,
+    unseen: UnseenOption = None, model: ModelOption = None, head: HeadOption = None, freeze: FreezeOption = None,
+    train: TrainOption = None, loss: LossOption = None, rounds: RoundsOption = None,
     seeds: Annotated[
         int | None, typer.Option("--seeds", help=by_default("Runs of each method.", Experiment, "seeds"))
     ] = None,
@@ -94,7 +96,8 @@ def compare_command(
     """Train several methods on the same clients; one table."""
     experiment = experiment_of(config, data, partition, clients, unseen, model, head, rounds, settings or [],
                                (*(named or ()), *(methods or ())), DEFAULT_METHODS, churn=churn, preset=preset,
-                               data_dir=data_dir, seeds=seeds, loss=loss, metric=metric, watch=watch)
+                               data_dir=data_dir, seeds=seeds, freeze=freeze, train=train, loss=loss, metric=metric,
+                               watch=watch)
     go_on(experiment, out or fresh("compare"), single=False, resume=False, clients=clients)
 
 
@@ -120,8 +123,9 @@ def go_on(
     for kind in log:
         logs.require_logger(kind)
     federation = check_clients(experiment.federation(), clients)
-    say_notes(federation)
+    say(federation.recipe.get("notes", ()))
     prepared = experiment.prepare(federation, folder, single, resume)
+    say(prepared.notes)
     if not resume:
         if prepared.reason:
             console.print(f"{prepared.reason}. Clients are trained one after another: the same results, slower.",

@@ -23,7 +23,7 @@ from coterie.cli.arguments import (
     either,
     experiment_of,
 )
-from coterie.cli.printing import print_results, saved_experiment, say_notes
+from coterie.cli.printing import print_results, saved_experiment, say
 from coterie.errors import CoterieError, counted
 from coterie.report import catalogue
 from coterie.report.table import markdown as as_markdown
@@ -123,7 +123,7 @@ def data_command(
     experiment = experiment_of(config, either(path, data), partition, clients, unseen, None, None, None, [], (),
                                preset=preset, data_dir=data_dir)
     federation = check_clients(experiment.federation(), clients)
-    say_notes(federation)
+    say(federation.recipe.get("notes", ()))
     listed = federation.listing() if each or federation.clients <= LISTED else "--each lists the clients one by one."
     console.print(federation.summary(), listed, sep="\n\n", markup=False, highlight=False, soft_wrap=True)
     if picture is not None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from coterie import streams
 from coterie.contract.engine import Correct, Effort, Engine, FloatArray, IntArray, Split, Step, Sum, Until
+from coterie.contract.frozen import duplicate, in_rows
 from coterie.contract.layout import Layout, declare_head
 from coterie.contract.metric import Metric, Scored, Tally, sums_of, tallied
 from coterie.contract.net import Batch, Given, Net, Objective
@@ -35,7 +36,7 @@ class Init:
     """Fresh rows, rebuilt from the seed wherever they are needed, so they never travel.
 
     With a factory every row is a new draw. With a module, row 0 is the module as it was given (it may be pretrained)
-    and further rows re-draw it through `reset_parameters`.
+    and further rows re-draw it through `reset_parameters`. What is frozen is that of the first draw for all of them.
     """
 
     def __init__(
@@ -71,12 +72,17 @@ class Init:
             torch.manual_seed(streams.integer(self.seed, "init", number))
             if not isinstance(self._model, nn.Module):
                 return self._wrapped(self._model())
-            module = copy.deepcopy(self._model)
+            # Drawing anew writes into a module, so it must not be one that shares memory.
+            module = copy.deepcopy(self._model) if number else duplicate(self._model)
             if number:
+                held = in_rows(module)
                 for name, sub in module.named_modules():
+                    own = [id(p) in held for p in sub.parameters(recurse=False)]
+                    if own and not any(own):
+                        continue  # frozen
                     if hasattr(sub, "reset_parameters"):
                         sub.reset_parameters()
-                    elif next(sub.parameters(recurse=False), None) is not None:
+                    elif own:
                         raise CoterieError(
                             f"layer '{name}' ({type(sub).__name__}) cannot be drawn anew for a second model; "
                             "pass a function that builds the model instead of a module."

@@ -74,9 +74,14 @@ class Engine(Protocol):
     layout: Layout
     device: torch.device
     dtype: torch.dtype
-    x: Tensor  # [samples, ...], all clients', where the engine reads them
+    x: Tensor  # [samples, ...], all clients', where the engine reads them; `net` may take what a prefix makes of them
     y: Tensor  # [samples, ...]
     evaluation_batch: int  # samples of a client that are scored at once at most
+
+    @property
+    def pending(self) -> int:
+        """Bytes that the net's inputs will still take, where they are not the samples themselves."""
+        ...
 
     def computing(self) -> AbstractContextManager[None]:
         """The engine's own arithmetic, for a while: the primitives set it; set it where `net` is called elsewhere."""
@@ -86,8 +91,12 @@ class Engine(Protocol):
         """Samples of each client in a split `[C]`."""
         ...
 
-    def samples(self, ids: IntArray, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
-        """Raw `(x, y)` of a split, client by client."""
+    def samples(self, ids: IntArray, split: Split, raw: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
+        """Raw `(x, y)` of a split, client by client; not `raw`, x is what the net takes."""
+        ...
+
+    def example(self) -> Tensor:
+        """What the net takes of one sample, `[1, ...]`."""
         ...
 
     def steps(self, ids: IntArray, effort: Effort) -> IntArray:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Callable
 
 from torch import nn
 
 from coterie.contract.cohort import Init
+from coterie.contract.frozen import duplicate
 from coterie.contract.layout import head_name
 from coterie.errors import CoterieError
 
@@ -18,7 +18,7 @@ def with_head(module: nn.Module, build: Callable[[nn.Linear], nn.Module], inner:
 
     If one of them is `head`, that one is the head, and what lies before it belongs to the body.
     """
-    module = copy.deepcopy(module)
+    module = duplicate(module)
     place = head_name(module)
     head = None if place is None else module.get_submodule(place)
     if not isinstance(head, nn.Linear):
@@ -47,6 +47,8 @@ def projected(module: nn.Module, width: int, name: str) -> nn.Module:
 
 
 def require_scores(init: Init, name: str, part: str = "head") -> None:
-    """Refuse a task without classes, and a head that is not the layer that makes their scores."""
+    """Refuse a task without classes, and a head that is frozen or not the layer that makes their scores."""
+    if init.layout.is_frozen(part):
+        raise CoterieError(f"{name} trains the model's {part}, which is frozen; let it train, or take another method.")
     if not init.classes or init.layout.within(part)[0].shape[0] != init.classes:
         raise CoterieError(f"{name} needs classes and a head with one score for each of them.")

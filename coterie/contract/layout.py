@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from coterie.contract.frozen import fingerprint, frozen_tensors
 from coterie.errors import CoterieError, unknown
 
 Kind = Literal["parameter", "statistic", "counter"]
@@ -20,7 +21,7 @@ Columns = slice | Tensor
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of the module: its columns are [start, stop) of the row."""
+    """One tensor of the module: its columns are [start, stop) of the row; a frozen one has none, and starts at -1."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,8 +61,23 @@ def declare_head(module: nn.Module, head: str) -> None:
     module.parts = {**(declared if isinstance(declared, Mapping) else {}), "head": head}  # type: ignore[assignment]
 
 
-def _under(name: str, prefix: str) -> bool:
+def under(name: str, prefix: str) -> bool:
+    """Whether a tensor is this one or lies in the module of this name."""
     return prefix == "" or name == prefix or name.startswith(prefix + ".")
+
+
+def parts_of(module: nn.Module, head: str | None = None) -> tuple[dict[str, str], str | None]:
+    """The parts that a module declares, `head` among them where there is one, by module name; and the head's name."""
+    declared = getattr(module, "parts", {})
+    prefixes: dict[str, str] = dict(declared) if isinstance(declared, Mapping) else {}
+    found = head if head is not None else prefixes.pop("head", find_head(module))
+    prefixes.pop("head", None)
+    return (prefixes if found is None else {**prefixes, "head": found}), found
+
+
+def part_of(name: str, prefixes: Mapping[str, str]) -> str:
+    """The part that a tensor belongs to; `base` is what lies in none."""
+    return next((part for part, prefix in prefixes.items() if under(name, prefix)), "base")
 
 
 @dataclass(frozen=True)
@@ -72,6 +88,9 @@ class Layout:
     usual parts are contiguous and `cut` is a view. Tied tensors appear once. Buffers are columns too: `statistic`
     for floating point ones, `counter` for integers (exact in float32 up to 2^24).
 
+    What is `frozen` (requires_grad=False, and the buffers of layers of which nothing trains) has no columns: it is the
+    same in every row of a run, so it is stored once and does not travel. Its fingerprint is part of the digest.
+
     A part is named by: `all`, `none`, `parameters`, `buffers`, `batchnorm` (all tensors of such layers), `base`,
     `head`, a part the module declares in its attribute `parts` (part name -> module name), or the name of any module
     or tensor. `x+y` is both and `~x` everything but x, where x may itself be a sum: `~x+y` is all but x and y.
@@ -79,6 +98,8 @@ class Layout:
 
     entries: tuple[Entry, ...]
     head: str | None = None  # the layer that makes the scores, by its module name
+    frozen: tuple[Entry, ...] = ()  # tensors that are in no row
+    values: tuple[Tensor, ...] = field(default=(), repr=False, compare=False)  # theirs
 
     @classmethod
     def of(cls, module: nn.Module, head: str | None = None) -> Layout:
@@ -86,37 +107,36 @@ class Layout:
         modules = dict(module.named_modules())
         if head is not None and head not in modules:
             raise unknown("layer given as head", head, (name for name in modules if name))
-        declared = getattr(module, "parts", {})
-        prefixes: dict[str, str] = dict(declared) if isinstance(declared, Mapping) else {}
-        found = head if head is not None else prefixes.pop("head", find_head(module))
-        order = ["base", *prefixes, "head"]
-        if found is not None:
-            prefixes["head"] = found
+        prefixes, found = parts_of(module, head)
+        order = ["base", *(part for part in prefixes if part != "head"), "head"]
+        frozen = frozen_tensors(module)
 
-        def part_of(name: str) -> str:
-            return next((part for part, prefix in prefixes.items() if _under(name, prefix)), "base")
+        def place(name: str) -> int:
+            return order.index(part_of(name, prefixes))
 
         named: list[tuple[str, Tensor, bool]] = [(name, p, True) for name, p in module.named_parameters()]
         saved = set(module.state_dict(keep_vars=True))
         named += [(name, b, False) for name, b in module.named_buffers() if name in saved]
         entries: list[Entry] = []
         start = 0
-        for name, tensor, is_parameter in sorted(named, key=lambda item: order.index(part_of(item[0]))):
-            if tensor.is_complex():
+        apart: list[Entry] = []
+        for name, tensor, is_parameter in sorted(named, key=lambda item: place(item[0])):
+            column = name not in frozen
+            if column and tensor.is_complex():
                 raise CoterieError(f"tensor '{name}' is complex; a row holds real numbers only.")
-            if is_parameter and not tensor.is_floating_point():
+            if column and is_parameter and not tensor.is_floating_point():
                 raise CoterieError(f"parameter '{name}' is {tensor.dtype}; parameters must be floating point.")
             kind: Kind = "parameter" if is_parameter else "statistic" if tensor.is_floating_point() else "counter"
             owner = modules[name.rpartition(".")[0]]
             entry = Entry(
-                name, tuple(tensor.shape), start, kind, part_of(name), is_parameter and tensor.requires_grad,
-                isinstance(owner, nn.modules.batchnorm._BatchNorm),
+                name, tuple(tensor.shape), start if column else -1, kind, part_of(name, prefixes),
+                is_parameter and tensor.requires_grad, isinstance(owner, nn.modules.batchnorm._BatchNorm),
             )
-            entries.append(entry)
-            start = entry.stop
+            (entries if column else apart).append(entry)
+            start = entry.stop if column else start
         if not any(entry.trainable for entry in entries):
             raise CoterieError("the model has no trainable parameter.")
-        return cls(tuple(entries), found)
+        return cls(tuple(entries), found, tuple(apart), tuple(frozen[entry.name].detach() for entry in apart))
 
     @property
     def size(self) -> int:
@@ -125,43 +145,81 @@ class Layout:
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(entry.part for entry in self.entries))
+        return tuple(dict.fromkeys(entry.part for entry in self.entries + self.frozen))
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of names, shapes and order; two models with the same digest can exchange rows."""
+        """A fingerprint of names, shapes and order; two models with the same digest can exchange rows.
+
+        Behind a hyphen follows that of the frozen tensors, where there are any.
+        """
         text = ";".join(f"{entry.name}{entry.shape}{entry.kind}" for entry in self.entries)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        columns = hashlib.sha256(text.encode()).hexdigest()[:16]
+        if not self.frozen:
+            return columns
+        named = zip((entry.name for entry in self.frozen), self.values, strict=True)
+        return f"{columns}-{fingerprint(named)[:16]}"
+
+    def frozen_facts(self) -> dict[str, Any]:
+        """For the record, how many numbers of the model are in no row, and their fingerprint."""
+        if not self.frozen:
+            return {}
+        return {"frozen": sum(entry.size for entry in self.frozen), "frozen_sha256": self.digest.partition("-")[2]}
+
+    def refuse(self, digest: object, whose: str, model: str = "") -> None:
+        """Raise if rows of this digest, those of a checkpoint or of another side (`whose`), are of another model."""
+        theirs, ours = str(digest).split("-"), self.digest.split("-")
+        if theirs == ours:
+            return
+        if theirs[0] == ours[0]:
+            there, here = ("-".join(both[1:]) or "none" for both in (theirs, ours))
+            raise CoterieError(
+                f"the frozen weights of {f'the model {model}' if model else 'this model'} are not those of {whose} "
+                f"(fingerprint {here} here, {there} there); build it with the same ones: the same file of weights, or, "
+                "where they are drawn, the same seed and the same version of PyTorch, and the same freeze and train."
+            )
+        raise CoterieError(f"{whose} holds another model (layout {digest}); this one has layout {self.digest} and "
+                           f"{self.size} columns.")
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def within(self, part: str) -> tuple[Entry, ...]:
-        """The entries of a part, in row order."""
+        """The entries of a part, in row order; frozen tensors are none."""
+        return tuple(entry for entry in self._named(part) if entry.start >= 0)
+
+    def is_frozen(self, part: str) -> bool:
+        """Whether a part has frozen parameters and none that trains."""
+        found = self._named(part)
+        return any(entry.start < 0 for entry in found) and not any(entry.trainable for entry in found)
+
+    def _named(self, part: str) -> tuple[Entry, ...]:
+        """The tensors of a part, those that are frozen last."""
+        every = self.entries + self.frozen
         if part.startswith("~"):
-            left_out = set(self.within(part[1:]))
-            return tuple(entry for entry in self.entries if entry not in left_out)
+            left_out = set(self._named(part[1:]))
+            return tuple(entry for entry in every if entry not in left_out)
         if "+" in part:
-            chosen = {entry for piece in part.split("+") for entry in self.within(piece)}
-            return tuple(entry for entry in self.entries if entry in chosen)
+            chosen = {entry for piece in part.split("+") for entry in self._named(piece)}
+            return tuple(entry for entry in every if entry in chosen)
         if part == "none":
             return ()
         if part == "all":
-            return self.entries
+            return every
         if part == "parameters":
-            return tuple(entry for entry in self.entries if entry.kind == "parameter")
+            return tuple(entry for entry in every if entry.kind == "parameter")
         if part == "batchnorm":
-            return tuple(entry for entry in self.entries if entry.batchnorm)
+            return tuple(entry for entry in every if entry.batchnorm)
         if part == "buffers":
-            return tuple(entry for entry in self.entries if entry.kind != "parameter")
-        found = tuple(entry for entry in self.entries if entry.part == part)
-        found = found or tuple(entry for entry in self.entries if _under(entry.name, part))
+            return tuple(entry for entry in every if entry.kind != "parameter")
+        found = tuple(entry for entry in every if entry.part == part)
+        found = found or tuple(entry for entry in every if under(entry.name, part))
         if not found and part == "head":
             raise CoterieError(
                 "no head was found because the model has no linear layer; name the layer that makes the scores "
-                f"with head=..., one of: {', '.join(dict.fromkeys(e.name.rpartition('.')[0] for e in self.entries))}."
+                f"with head=..., one of: {', '.join(dict.fromkeys(e.name.rpartition('.')[0] for e in every))}."
             )
         if not found and part != "base":
-            raise unknown("part of the model", part, {*self.parts, "all", "none", *(e.name for e in self.entries)})
+            raise unknown("part of the model", part, {*self.parts, "all", "none", *(e.name for e in every)})
         return found
 
     def columns(self, part: str) -> Columns:

@@ -189,6 +189,18 @@ class Method:
         """
         return {"row": layout} if isinstance(server, Model) else {"rows": layout} if isinstance(server, Models) else {}
 
+    def travels(self) -> str:
+        """The part of a row that the tensors hold which server and clients exchange, unless they hold whole rows."""
+        return "all"
+
+    def refuse_frozen(self, layout: Layout, part: str, does: str) -> None:
+        """Raise if nothing trains in a part of the model that the method `does` something with; for `check`."""
+        if layout.is_frozen(part):
+            raise CoterieError(
+                f"what {self.name} {does} ({part.removeprefix('~~')}) is frozen; let some of it train, or take another "
+                "method: fedavg shares, and local keeps, whatever trains."
+            )
+
     def report(self, server: Any, up: Uploads) -> dict[str, Tensor]:
         """Numbers worth recording each round (before `merge`), e.g. an objective or a cluster's size."""
         return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from coterie import streams
+from coterie.contract.frozen import duplicate, frozen_layers, frozen_tensors, same_values
 from coterie.contract.layout import Entry, Layout
 from coterie.errors import CoterieError
 
@@ -118,6 +118,8 @@ def loss_name(loss: PerSample) -> str:
 class Net:
     """The user's module, called with a row. `net(row, x)` are its outputs; nothing is stored in the module.
 
+    What is frozen stays in the module, once for all rows: under `vmap` it has no client axis.
+
     `features(row, x)` is the input of the head and `head(row, z)` the head alone. `loss(row, batch)` is the task's
     mean loss, `grad(row, batch, objective, given)` the gradient as a flat row, `uniform(shape)` noise of this batch.
     """
@@ -126,7 +128,7 @@ class Net:
         self, module: nn.Module, layout: Layout, task: Task, bf16: bool = False, kernels: Kernels | None = None
     ) -> None:
         """`kernels` stand in for functions of PyTorch while the module runs stacked."""
-        self.module = copy.deepcopy(module)
+        self.whole = duplicate(module)
         self.layout = layout
         self.task = task
         self.stacked = True
@@ -137,18 +139,32 @@ class Net:
         self._overrides = _Overrides(self)
         self._random = True  # until a probe shows that the forward pass draws nothing
         self._seeds = False  # whether the module draws from PyTorch's own generator, which only a loop can seed
+        self._buffers = [entry.name for entry in layout.entries if entry.kind != "parameter"]
+        self.takes(self.whole)
+
+    def takes(self, module: nn.Module) -> None:
+        """Call this module from now on: the whole one, or what of it follows a frozen prefix whose outputs are `x`."""
+        self.module, layout = module, self.layout
         found = layout.head is not None and "head" in layout.parts
         self._head = self.module.get_submodule(layout.head or "") if found else None
         self._head_tensors = _names_in(self.module, self._head) if self._head is not None else {}
-        self._buffers = [entry.name for entry in layout.entries if entry.kind != "parameter"]
+        frozen = frozen_layers(self.whole)
         self._normalisers = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        tracking = any(getattr(m, "track_running_stats", False) for m in self.module.modules())
-        self.batch_statistics = bool(self._normalisers) or tracking or getattr(module, "batch_statistics", False)
+        tracking = {m for m in self.module.modules() if getattr(m, "track_running_stats", False)}
+        self._at_rest = [m for m in frozen if m in tracking]  # frozen normalisation is never in training mode
+        moving = any(m not in frozen for m in self._normalisers) or bool(tracking - frozen)
+        self.batch_statistics = moving or getattr(self.whole, "batch_statistics", False)
         if not all(m.track_running_stats for m in self._normalisers):
             raise CoterieError(
                 "a BatchNorm layer without running statistics scores a sample by who else is in its batch, so results "
                 "would depend on how clients are batched; set track_running_stats=True or use GroupNorm."
             )
+
+    def place(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the module to a device, and what is frozen of it to the number format of rows."""
+        for tensor in frozen_tensors(self.whole.to(device)).values():
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)
 
     # -- what methods call -----------------------------------------------------------------------------------------
 
@@ -224,12 +240,14 @@ class Net:
 
     def fits(self, module: nn.Module) -> bool:
         """Whether another module computes the same function of a row: its layout and what a row leaves out agree."""
-        if Layout.of(module).entries != self.layout.entries:
+        other = Layout.of(module)
+        if (other.entries, other.frozen) != (self.layout.entries, self.layout.frozen):
             return False
-        held = {entry.name for entry in self.layout.entries}
+        held = {entry.name for entry in self.layout.entries + self.layout.frozen}
         theirs = {name: b for name, b in module.named_buffers() if name not in held}
-        mine = {name: b for name, b in self.module.named_buffers() if name not in held}
-        return mine.keys() == theirs.keys() and all(torch.equal(b.cpu(), theirs[n].cpu()) for n, b in mine.items())
+        mine = {name: b for name, b in self.whole.named_buffers() if name not in held}
+        frozen = (dict(zip((e.name for e in one.frozen), one.values, strict=True)) for one in (self.layout, other))
+        return same_values(*frozen) and same_values(mine, theirs)
 
     # -- what the engine calls -------------------------------------------------------------------------------------
 
@@ -296,6 +314,8 @@ class Net:
     def mode(self, training: bool, single: bool = False) -> None:
         """Training or evaluation; batch statistics of a single sample do not exist, so it uses the running ones."""
         self.module.train(training)
+        for module in self._at_rest:
+            module.eval()
         if single:
             for module in self._normalisers:
                 module.eval()
@@ -316,9 +336,9 @@ class Net:
         self._overrides.used = False
         with _generators_kept(row.device):
             torch.manual_seed(0)
-            seeded = _generator(row.device)
+            seeded = generator_state(row.device)
             outputs = self._check(row.clone(), x, stream)
-            self._seeds = not torch.equal(_generator(row.device), seeded)
+            self._seeds = not torch.equal(generator_state(row.device), seeded)
         if self.task.classes and outputs.shape != (len(x), self.task.classes):
             raise CoterieError(
                 f"the model gives outputs of shape {tuple(outputs.shape)} for {len(x)} samples; "
@@ -417,7 +437,7 @@ def _where(reason: Exception) -> str:
     return said
 
 
-def _generator(device: torch.device) -> Tensor:
+def generator_state(device: torch.device) -> Tensor:
     """The state of PyTorch's own generator on a device."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 

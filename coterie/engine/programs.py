@@ -39,7 +39,7 @@ class Slots(Resident):
     def gather(self, index: Tensor, samples: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """`[slots, B]` sample numbers -> x `[slots, B, ...]`, y `[slots, B, ...]`, weight `[slots, B]`."""
         real = torch.where(index < 0, ~index, index)
-        flat = taken(self.x if samples is None else samples, real.flatten())
+        flat = taken(self.inputs if samples is None else samples, real.flatten())
         x = flat.view(*real.shape, *flat.shape[1:])
         return x, self.y[real], (index >= 0).to(self.dtype)
 
@@ -382,7 +382,7 @@ class Direct(Descent):
     def _steps(self, packed: Packed, prefixes: list[int]) -> None:
         """All steps from the host; the samples of many steps are gathered at once."""
         engine = self.engine
-        one = self.index[:1, :, : packed.batch].numel() * engine.x[0].numel() * engine.x.element_size()
+        one = self.index[:1, :, : packed.batch].numel() * engine.inputs[0].numel() * engine.inputs.element_size()
         block = max(1, self.BLOCK // max(one, 1))
         stack = _Stack(self)
         for first in range(0, len(prefixes), block):

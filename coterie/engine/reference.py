@@ -38,7 +38,8 @@ class Reference(Resident):
     ) -> None:
         super().__init__(net, federation, device, arithmetic, feeding=feeding)
         net.stacked = False
-        held = dict(net.module.to(device).named_parameters()) | dict(net.module.named_buffers())
+        net.place(device, self.dtype)
+        held = dict(net.module.named_parameters()) | dict(net.module.named_buffers())
         self.tensors = {entry.name: held[entry.name] for entry in self.layout.entries}
         for tensor in self.tensors.values():  # here the module holds the trained model, in the row's format
             tensor.data = tensor.data.to(self.dtype)

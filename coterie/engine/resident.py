@@ -22,6 +22,7 @@ from coterie.data import SPLITS, Federation
 from coterie.data.augment import Augment
 from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.packing import Packed, pack, steps_of
+from coterie.engine.prefix import Prefix
 from coterie.errors import CoterieError
 
 
@@ -38,9 +39,11 @@ class Resident:
 
     def __init__(
         self, net: Net, federation: Federation, device: torch.device, arithmetic: Arithmetic,
-        evaluation_batch: int = 512, feeding: Feeding | None = None,
+        evaluation_batch: int = 512, feeding: Feeding | None = None, prefix: Prefix | None = None,
     ) -> None:
-        self.net, self.arithmetic = net, arithmetic
+        """The net takes what the `prefix` makes of the samples, where there is one."""
+        self.net, self.arithmetic, self._prefix = net, arithmetic, prefix
+        self._inputs: Tensor | None = None
         self.layout: Layout = net.layout
         self.device, self.dtype = device, arithmetic.dtype
         self.evaluation_batch = evaluation_batch
@@ -52,6 +55,28 @@ class Resident:
         fed = feeding or Feeding()
         self.worth = None if fed.worth is None else fed.worth.to(device, self.dtype)
         self.augment = fed.augment
+
+    @property
+    def inputs(self) -> Tensor:
+        """What the net takes, `[samples, ...]`: the samples, or what their prefix makes of them, computed when first
+        asked for."""
+        if self._prefix is None:
+            return self.x
+        if self._inputs is None:
+            with self.computing():
+                self._inputs = self._prefix.outputs(self.x, self.dtype, self.arithmetic.bf16)
+        return self._inputs
+
+    def example(self) -> Tensor:
+        """What the net takes of one sample, `[1, ...]`."""
+        if self._prefix is None or self._inputs is not None:
+            return self.inputs[:1]
+        return self._prefix.outputs(self.x[:1], self.dtype, self.arithmetic.bf16)
+
+    @property
+    def pending(self) -> int:
+        """Bytes that `inputs` will still take."""
+        return 0 if self._prefix is None or self._inputs is not None else len(self.x) * self.example().nbytes
 
     def computing(self) -> AbstractContextManager[None]:
         """The engine's own arithmetic, for a while."""
@@ -68,10 +93,11 @@ class Resident:
         found: IntArray = self.bounds[ids, SPLITS.index(split)]
         return found
 
-    def samples(self, ids: IntArray, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
-        """Raw `(x, y)` of a split, client by client."""
+    def samples(self, ids: IntArray, split: Split, raw: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
+        """Raw `(x, y)` of a split, client by client; not `raw`, x is what the net takes."""
+        x = self.x if raw else self.inputs
         for start, size in zip(self.starts(ids, split), self.sizes(ids, split), strict=True):
-            yield self.x[start : start + size], self.y[start : start + size]
+            yield x[start : start + size], self.y[start : start + size]
 
     def steps(self, ids: IntArray, effort: Effort) -> IntArray:
         """Local steps each client takes, `[C]`; a straggler manages a part of them, but at least one."""

@@ -23,6 +23,7 @@ from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.capture import Pool, identity
 from coterie.engine.direct import Chain
 from coterie.engine.packing import Packed, pack
+from coterie.engine.prefix import Prefix
 from coterie.engine.programs import Custom, Descent, Direct, Program, Rule, Slots
 from coterie.engine.resident import Feeding, named, remembered, scores, summed, tallied_each
 
@@ -36,10 +37,13 @@ class Stacked(Slots):
     def __init__(
         self, net: Net, federation: Federation, device: torch.device, arithmetic: Arithmetic,
         chain: Chain | None = None, capture: bool = True, feeding: Feeding | None = None,
+        prefix: Prefix | None = None,
     ) -> None:
-        super().__init__(net, federation, device, arithmetic, feeding=feeding)
+        super().__init__(net, federation, device, arithmetic, feeding=feeding, prefix=prefix)
         self.chain = chain
-        self._chained = memory.through(chain.samples, self.x) if chain is not None else self.x
+        self._chained: Tensor | None = None
+        if prefix is None:
+            self._ready()
         self._programs: dict[Hashable, Program] = {}
         self._kept: dict[Hashable, Packed] = {}  # batches of whole splits; those used last come last
         self._kept_numbers = 0
@@ -47,6 +51,13 @@ class Stacked(Slots):
         self.pool = Pool() if capture and device.type == "cuda" and net.stacked else None
         if device.type == "cpu":
             memory.keep_freed()
+
+    def _ready(self) -> Tensor:
+        """The samples as the chain takes them, or else as the net does; computed now, not while steps are captured."""
+        if self._chained is None:
+            inputs = self.inputs
+            self._chained = memory.through(self.chain.samples, inputs) if self.chain is not None else inputs
+        return self._chained
 
     # -- the primitives ---------------------------------------------------------------------------------------------
 
@@ -67,7 +78,7 @@ class Stacked(Slots):
 
         def build() -> Program:
             if self.chain is not None and objective is None:
-                return Direct(self, self.chain, self._chained, trained, rule)
+                return Direct(self, self.chain, self._ready(), trained, rule)
             return Descent(self, trained, objective or default_objective, rule)
 
         program = self._program(key, build, packed)
@@ -142,7 +153,7 @@ class Stacked(Slots):
     def _answered_by_chain(self, row: Tensor, index: Tensor) -> tuple[Tensors, Tensor, Tensor, Tensor]:
         """The same where the module is a chain of layers."""
         assert self.chain is not None
-        x, y, weight = self.gather(index, self._chained)
+        x, y, weight = self.gather(index, self._ready())
         outputs = self.chain.outputs(self.layout.views(row), x)
         found = scores(self.net, outputs.flatten(0, 1), y.flatten(0, 1), weight.flatten())
         return {name: value.view(weight.shape).sum(1) for name, value in found.items()}, outputs, y, weight
@@ -194,6 +205,7 @@ class Stacked(Slots):
 
     def _program(self, key: Hashable, build: Callable[[], Program], packed: Packed) -> Program:
         """The program for a key; rebuilt, and recaptured on CUDA, when the stack outgrows it."""
+        self._ready()
         steps, slots = packed.index.shape[:2]
         found = self._programs.get(key)
         if found is None or slots > found.slots or steps > found.steps:

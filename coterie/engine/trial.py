@@ -22,7 +22,7 @@ def times(net: Net, row: Tensor, x: Tensor, y: Tensor) -> dict[str, float]:
 
     Measured once a process for each model, batch and number of threads.
     """
-    key = (net.layout.digest, tuple(x.shape), x.dtype, torch.get_num_threads())
+    key = (net.layout.digest, net.module is net.whole, tuple(x.shape), x.dtype, torch.get_num_threads())
     if key not in _known:
         net.mode(training=True)
         weight, word = torch.ones(len(x), dtype=row.dtype), streams.key("trial", torch.zeros((), dtype=torch.int64))

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from coterie.contract.layout import Layout
 from coterie.data import load
 from coterie.errors import CoterieError, counted
 from coterie.files import read_json
@@ -29,6 +28,7 @@ from coterie.flower.site import Site, described, site_at
 from coterie.flower.wire import Failure, Parcel
 from coterie.running import checkpoint
 from coterie.running.folder import Folder
+from coterie.serving.portable import read_model
 
 LINK = "link"
 """The folder of the SuperLink inside the server's."""
@@ -158,18 +158,14 @@ def predict(home: Path, data: str, out: Path | None, experiment: str | None = No
         raise CoterieError(f"{home} holds no model yet; a site gets its model at the end of training.")
     folder = found[-1].parent
     job = Job.of(read_json(found[-1]).get("job", {}), str(found[-1]))
-    tensors, _ = checkpoint.load(folder / "model.safetensors")
-    module = job.chosen().wrap(job.factory()())
-    layout = Layout.of(module)
-    if set(tensors) != {entry.name for entry in layout.entries}:
-        raise CoterieError(f"{folder / 'model.safetensors'} does not hold the model that {job.model} is.")
-    layout.load(module, torch.cat([tensors[entry.name].reshape(-1).float() for entry in layout.entries]))
+    model = read_model(folder / "model.safetensors")
+    module = model.loaded()
     source = load(data)
     if tuple(source.x.shape[1:]) != job.shape:
         raise CoterieError(f"the model takes samples of {list(job.shape)}; {data} has {list(source.x.shape[1:])}.")
     with torch.no_grad():
-        x = source.x.float() if source.x.is_floating_point() else source.x
-        scores = torch.cat([module.eval()(some) for some in torch.split(x, 1024)])
+        x = source.x.to(model.row.dtype) if source.x.is_floating_point() else source.x
+        scores = torch.cat([module(some) for some in torch.split(x, 1024)])
     path = out or Path(data).with_suffix(".predictions.csv")
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -19,7 +19,7 @@ from coterie.running.training import Training
 
 PLAN = "plan.json"
 """The plan in the server's folder."""
-JOB = ("method", "model", "shape", "classes", "outputs", "dtype", "head", "loss", "scores")
+JOB = ("method", "model", "shape", "classes", "outputs", "dtype", "head", "freeze", "train", "loss", "scores")
 TABLES = ("training", "policy", "limits")
 
 

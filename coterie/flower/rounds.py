@@ -37,7 +37,7 @@ from coterie.privacy.noise import SECRET
 from coterie.running.clients import device
 from coterie.running.confusion import Matrices, class_names, without
 from coterie.running.folder import Folder
-from coterie.running.round import Round
+from coterie.running.round import Round, travelled
 from coterie.running.server import Server
 from coterie.running.simulation import Simulation
 
@@ -102,7 +102,7 @@ class Rounds:
 
     def _init(self, population: int) -> Init:
         dtype = Arithmetic(self.training.precision).dtype
-        return self.job.init(self.method, self.training.seed, dtype, self.device, population)
+        return self.job.init(self.method, dtype, self.device, population)
 
     def _rehearse(self, server: Server) -> None:
         """Raise if privacy would not hold. Clients of made-up samples show what sites would upload before they do."""
@@ -133,16 +133,16 @@ class Rounds:
             self.numbers = {name: number for number, name in enumerate(names)}
             self.population = len(names)
             self.server = self.start(self.population)
-            told = yield from self._introduced(names)
+            told, reasons = yield from self._introduced(names)
             if len(told) == len(names):
                 break
             log.warning("%s: %d of %d sites introduced themselves, attempt %d", self.spelling, len(told), len(names),
                         attempt)
             self.numbers, self.population = {}, 0
         else:
+            said = "".join(f"; {name}: {reason}" for name, reason in sorted(reasons.items()))
             raise CoterieError(
-                f"in {ATTEMPTS} attempts not every site that was there introduced itself to {self.spelling}; see the "
-                "log for the causes."
+                f"in {ATTEMPTS} attempts not every site that was there introduced itself to {self.spelling}{said}"
             )
         self.server = self._admitted(names, told)
         self.server.check_buffers(self.server.payload(self._ids(names[:1])))
@@ -153,16 +153,20 @@ class Rounds:
         self._save()
         log.info("%s: %d sites admitted: %s", self.spelling, self.population, ", ".join(names))
 
-    def _introduced(self, names: Sequence[str]) -> Generator[Ask, Answers, dict[str, dict[str, Tensor]]]:
-        """The introductions of these sites, of those that gave a usable one."""
+    def _introduced(
+        self, names: Sequence[str]
+    ) -> Generator[Ask, Answers, tuple[dict[str, dict[str, Tensor]], dict[str, str]]]:
+        """The introductions of these sites, of those that gave a usable one, and why the others gave none."""
         hello = records.spread(self.server.hello(), 1)  # all are told the same
         parcels = {name: self._task("introduce", name, hello) for name in names}
-        replies, _ = yield from self._ask(parcels, frozenset(names), len(names))
+        replies, failures = yield from self._ask(parcels, frozenset(names), len(names))
         told = {name: reply.tensors for name, reply in replies.items()}
+        reasons = {name: failure.reason for name, failure in failures.items()}
         for name, reason in self._refused("introduce", told, {}).items():
             log.warning("%s: the introduction of %s is left out: %s", self.spelling, name, reason)
+            reasons[name] = reason
             del told[name]
-        return told
+        return told, reasons
 
     def _admitted(self, names: Sequence[str], told: Mapping[str, Mapping[str, Tensor]]) -> Server:
         """The server that knows these sites too."""
@@ -203,8 +207,9 @@ class Rounds:
             report["failures"] = dict(Counter(failure.cause for failure in failures.values()))
         for name, failure in failures.items():
             log.warning("%s, round %d: %s: %s %s", self.spelling, t + 1, name, failure.cause, failure.reason)
-        down = records.bytes_each(parcels[accepted[0]].tensors) if accepted else {}
-        up = records.bytes_each(uploads[accepted[0]].tensors) if accepted else {}
+        layout, part = self.server.layout, self.method.travels()
+        down = travelled(parcels[accepted[0]].tensors, layout, part) if accepted else {}
+        up = travelled(uploads[accepted[0]].tensors, layout, part) if accepted else {}
         self.rounds_done = t + 1
         done = Round(t, len(accepted), len(drawn) - len(accepted), down, up, report)
         self.rounds.append({**asdict(done), "seconds": round(time.perf_counter() - start, 6)})
@@ -239,7 +244,7 @@ class Rounds:
         if late:
             for name in late:
                 self.numbers.setdefault(name, len(self.numbers))
-            told = yield from self._introduced(late)
+            told, _ = yield from self._introduced(late)
             admitted = [name for name in late if name in told]
             if admitted:
                 server = self._admitted(admitted, told)  # for these answers only
@@ -378,9 +383,9 @@ class Rounds:
             "method": self.spelling, "published": self.method.printed, "by_model": self.method.by_model,
             "training": asdict(self.training), "federation": self._recipe(), "clients": self.clients,
             "population": self.population,
-            "columns": self.server.layout.size, "head": self.job.head, "loss": Task.of(self.job.classes).name,
-            "choices": {}, "job": self.job.values(), "policy": asdict(self.policy),
-            "metrics": self.listener.measures.record(),
+            "columns": self.server.layout.size, **self.server.layout.frozen_facts(), "head": self.job.head,
+            "loss": Task.of(self.job.classes).name, "choices": {}, "job": self.job.values(),
+            "policy": asdict(self.policy), "metrics": self.listener.measures.record(),
         }
 
     def _recipe(self) -> dict[str, Any]:

@@ -181,7 +181,7 @@ class _Enrolment:
         wire.check_same("experiment", meta.get("experiment"), self.job.experiment, apart)
         wire.check_same("method", registry.respelled(str(meta.get("method"))), registry.spelling(self.method), apart)
         wire.check_same("method's options", meta.get("options"), repr(self.method), apart)
-        wire.check_same("layout of the model", meta.get("layout"), self.clients.layout.digest, apart)
+        self.clients.layout.refuse(meta.get("layout"), "the server", self.job.model)
         record = record_class(self.method, str(meta.get("record"))).of(
             {name: t.to(self.clients.device) for name, t in parcel.tensors.items()}
         )
@@ -286,11 +286,11 @@ class _Enrolment:
 
     def _load(self) -> tuple[_KeptState | None, _KeptState]:
         tensors, meta = checkpoint.load(self._path)
-        if (meta["client"], meta["layout"]) != (self.site.name, self.clients.layout.digest):
+        if meta["client"] != self.site.name:
             raise CoterieError(
-                f"{self._path} holds the state of client {meta['client']} with layout {meta['layout']}; give every "
-                "site a home of its own."
+                f"{self._path} holds the state of client {meta['client']}; give every site a home of its own."
             )
+        self.clients.layout.refuse(meta["layout"], str(self._path), self.job.model)
         self._type = meta["type"]
         device = self.clients.device
 

@@ -84,6 +84,7 @@ class CwFedAvg(Method):
         return "head" if self.layers == "output" else "all"
 
     def check(self, population: int, layout: Layout) -> None:
+        self.refuse_frozen(layout, "head", "averages class by class")
         output(layout)
 
     def start(self, init: Init) -> Record:

@@ -58,7 +58,7 @@ class FedALA(FedAvg):
     cite = "Zhang et al., FedALA: adaptive local aggregation for personalized federated learning, AAAI 2023"
 
     def check(self, population: int, layout: Layout) -> None:
-        layout.within(self.layers)
+        self.refuse_frozen(layout, self.layers, "blends")
 
     def join(self, cohort: Cohort, payload: Model) -> Blended:
         columns = cohort.layout.cut(payload.row, self.layers)

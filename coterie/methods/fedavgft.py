@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from coterie.contract.cohort import Cohort
+from coterie.contract.layout import Layout
 from coterie.contract.records import Model, Record
 from coterie.methods.fedavg import FedAvg
 
@@ -30,6 +31,9 @@ class FedAvgFT(FedAvg):
     newcomer = "the shared model, fine-tuned"
     cite = "Yu, Bagdasaryan, Shmatikov, Salvaging federated learning by local adaptation, 2020"
     FORMER = (*FedAvg.FORMER, ("epochs", "finetune_epochs"), ("lr", "finetune_lr"))
+
+    def check(self, population: int, layout: Layout) -> None:
+        self.refuse_frozen(layout, self.part, "fine-tunes")
 
     def deploy(self, cohort: Cohort, payload: Model, mine: Record) -> Tensor:
         return cohort.train(payload.row, epochs=self.finetune_epochs, part=self.part, lr=self.finetune_lr)

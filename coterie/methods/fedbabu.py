@@ -42,7 +42,7 @@ class FedBABU(FedPer):
 
     def check(self, population: int, layout: Layout) -> None:
         super().check(population, layout)
-        layout.within(self.part)
+        self.refuse_frozen(layout, self.part, "fine-tunes")
 
     def join(self, cohort: Cohort, payload: Model) -> Record:
         return payload if self.finetune_from == "own" else Nothing()

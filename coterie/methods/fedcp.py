@@ -85,6 +85,8 @@ class FedCP(FedPer):
 class Gated(nn.Module):
     """`[B, d] -> [B, outputs]`: a shared and a personal head, each on its share of the features."""
 
+    in_row = ("context",)
+
     def __init__(self, head: nn.Linear) -> None:
         super().__init__()
         d = head.in_features

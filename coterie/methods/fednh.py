@@ -74,6 +74,8 @@ class FedNH(FedAvg):
 class Prototypes(nn.Module):
     """`[B, d] -> [B, classes]`: the scaled cosine of features and fixed prototypes."""
 
+    in_row = ("prototypes", "scale")
+
     def __init__(self, head: nn.Linear, scale: float, learn_scale: bool) -> None:
         super().__init__()
         self.prototypes = nn.Parameter(nn.init.orthogonal_(torch.empty_like(head.weight)), requires_grad=False)

@@ -67,6 +67,9 @@ class FedPAC(Method):
     newcomer = "the shared body and a combined head"
     cite = "Xu, Tong, Huang, Personalized federated learning with feature alignment and classifier collaboration, 2023"
 
+    def travels(self) -> str:
+        return "~head"
+
     def start(self, init: Init) -> Record:
         require_scores(init, self.name)
         row, width = init.row, init.layout.within("head")[0].shape[1]

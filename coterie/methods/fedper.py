@@ -32,7 +32,11 @@ class FedPer(Method):
     cite = "Arivazhagan et al., Federated learning with personalization layers, 2019"
 
     def check(self, population: int, layout: Layout) -> None:
-        layout.within(self.personal)
+        self.refuse_frozen(layout, self.personal, "keeps with each client")
+        self.refuse_frozen(layout, f"~{self.personal}", "shares")
+
+    def travels(self) -> str:
+        return f"~{self.personal}"
 
     def start(self, init: Init) -> Record:
         return Model(init.layout.cut(init.row, f"~{self.personal}"))

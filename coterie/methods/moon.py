@@ -47,6 +47,7 @@ class MOON(FedAvg):
 
     def check(self, population: int, layout: Layout) -> None:
         layout.within("head")
+        self.refuse_frozen(layout, "~head", "takes features from")
 
     def join(self, cohort: Cohort, payload: Model) -> Model:
         return Model(payload.row)

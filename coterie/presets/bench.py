@@ -131,7 +131,7 @@ def work_of(contest: Contest) -> dict[str, float]:
     engine.batches = counted  # type: ignore[method-assign]
     simulation.round()
     module = copy.deepcopy(engine.net.module).train()
-    x = engine.x[: contest.batch or len(engine.x)]
+    x = engine.inputs[: contest.batch or len(engine.inputs)]
     outputs: list[int] = []
     hooks = [m.register_forward_hook(lambda _, __, out: outputs.append(out.numel()))
              for m in module.modules() if not list(m.children())]

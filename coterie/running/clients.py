@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from coterie import registry, streams
-from coterie.contract import records
 from coterie.contract.cohort import BOUND, Cohort, Init, LocalTraining, Members
 from coterie.contract.engine import Engine, FloatArray, IntArray
 from coterie.contract.method import Method
@@ -28,6 +27,7 @@ from coterie.engine.resident import Feeding
 from coterie.errors import CoterieError
 from coterie.evaluation.measures import Measures
 from coterie.evaluation.stages import ADAPTED, SEEN
+from coterie.running.round import travelled
 from coterie.running.training import Training
 
 ModelLike = nn.Module | Callable[[], nn.Module]
@@ -66,8 +66,8 @@ class Clients:
             self.engine, self.choices = choose.build(
                 self.init, Task.of(federation.classes, loss, training.label_smoothing), self.federation, self.device,
                 engine=training.engine, precision=training.precision, kernels=training.kernels,
-                capture=training.capture, batch=training.batch, several=self.population > 1, earlier=choices,
-                feeding=self._feeding(),
+                capture=training.capture, batch=training.batch, prefix=training.prefix, several=self.population > 1,
+                earlier=choices, feeding=self._feeding(),
             )
         chosen = registry.optimizer(training.optimizer)
         self.optimizer = None if chosen.plain else chosen
@@ -88,6 +88,7 @@ class Clients:
     def _like(self, twin: Clients, choices: dict[str, Any]) -> bool:
         """Whether a twin's engine computes what this run's would, and as it did before the run was stopped."""
         kept = all(choices[name] == twin.choices.get(name) for name in ("engine", "direct") if name in choices)
+        kept = kept and (not choices or ("prefix" in choices) == ("prefix" in twin.choices))
         fed = all(getattr(self.training, name) == getattr(twin.training, name) for name in Training.FED)
         return kept and fed and twin.engine.net.fits(self.init.module)
 
@@ -143,14 +144,8 @@ class Clients:
 
     def traffic(self, tensors: dict[str, Tensor], way: str) -> dict[str, int]:
         """Bytes per client and field; buffers that the policy keeps at home do not travel."""
-        stays = self.training.buffers == "local" or (self.training.buffers == "server" and way == "up")
-        at_home = sum(entry.size for entry in self.layout.within("buffers")) if stays else 0
-        travel = {}
-        for name, size in records.bytes_each(tensors).items():
-            t = tensors[name]
-            rows = t[0].numel() // self.layout.size if t.shape[-1:] == (self.layout.size,) else 0
-            travel[name] = size - rows * at_home * t.element_size()
-        return travel
+        stay = self.training.buffers == "local" or (self.training.buffers == "server" and way == "up")
+        return travelled(tensors, self.layout, self.method.travels(), not stay)
 
 
 # -- what clients compute: `function(method, cohort, *records)`, see `running.together` -------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,14 +39,17 @@ class Driver:
     """The rounds of one run: train, evaluate, record, checkpoint, stop early."""
 
     def __init__(
-        self, simulation: Simulation, folder: Folder | None, head: str | None, resume: bool, restored: bool, keep: bool
+        self, simulation: Simulation, folder: Folder | None, asked: Mapping[str, Any], resume: bool, restored: bool,
+        keep: bool,
     ) -> None:
-        """`resume` goes on with what the folder holds, and the simulation is `restored` where that was a checkpoint.
+        """`asked` are `head`, `freeze` and `train`, what was said of the model.
+
+        `resume` goes on with what the folder holds, and the simulation is `restored` where that was a checkpoint.
 
         `keep` leaves the simulation in the result.
         """
         self.simulation, self.training, self.folder = simulation, simulation.training, folder
-        self.resume, self.restored, self.head = resume, restored, head
+        self.resume, self.restored, self.asked = resume, restored, asked
         self.spelling = registry.spelling(simulation.method)
         self.kept = simulation if keep else None
 
@@ -58,7 +61,7 @@ class Driver:
         if self.folder is None:
             return
         if not self.resume:
-            self.folder.create(_config(self.spelling, self.simulation, self.head))
+            self.folder.create(_config(self.spelling, self.simulation, self.asked))
             self.folder.describe(self.simulation.federation)
         elif not self.restored:
             self.folder.restart()
@@ -144,14 +147,14 @@ def _arrivals(federation: Federation) -> tuple[int, ...]:
     return () if federation.schedule is None else tuple(federation.schedule[:, 0].tolist())
 
 
-def _config(spelling: str, simulation: Simulation, head: str | None) -> dict[str, Any]:
+def _config(spelling: str, simulation: Simulation, asked: Mapping[str, Any]) -> dict[str, Any]:
     federation, schedule = simulation.federation, simulation.federation.schedule
-    spec = RunSpec.for_data(federation, method=spelling, model="", training=simulation.asked, head=head)
+    spec = RunSpec.for_data(federation, method=spelling, model="", training=simulation.asked, **asked)
     churn = {} if schedule is None else {"churn": [[a, None if b == NEVER else b] for a, b in schedule.tolist()]}
     return {
         **spec.config(), "published": simulation.method.printed, "by_model": simulation.method.by_model,
         "loss": simulation.engine.net.task.name,
         "federation": federation.recipe, "clients": list(federation.names), "population": simulation.population,
-        "columns": simulation.layout.size, "metrics": simulation.measures.record(),
+        "columns": simulation.layout.size, **simulation.layout.frozen_facts(), "metrics": simulation.measures.record(),
         "choices": simulation.choices, **churn,
     }

@@ -65,6 +65,11 @@ class Experiment:
     """`name:option=value,...`: linear, mlp, cnn, resnet18, textcnn, fasttext, sensor, or `file.py:Net:option=value`."""
     head: str | None = None
     """The layer that makes the scores, when it is not the last linear one."""
+    freeze: str = ""
+    """What of the model does not train: parts (`base`, `head`), modules or parameters, joined by `+`; `*` is any text,
+    as in `layer1*`."""
+    train: str = ""
+    """What of the model trains, all else being frozen; as `freeze`, e.g. `head` or `layer4*+head`."""
     loss: str = ""
     """A loss of your own, `file.py:function` of outputs and labels, one number for each sample; by default the cross
     entropy, or the squared error for regression."""
@@ -175,7 +180,8 @@ class Experiment:
     def spec(self, federation: Federation, method: str = "") -> RunSpec:
         """One of its runs on this federation's samples, as every other place writes it down."""
         return RunSpec.for_data(
-            federation, method=method, model=self.model, training=self.training, head=self.head, loss=self.loss,
+            federation, method=method, model=self.model, training=self.training, head=self.head,
+            freeze=self.freeze, train=self.train, loss=self.loss,
             class_names=tuple(federation.recipe.get("classes", ())), encoding=federation.recipe.get("encoding"),
         )
 
@@ -234,19 +240,21 @@ class Experiment:
         self, federation: Federation, folder: Path | None = None, single: bool = False, resume: bool = False
     ) -> Prepared:
         """Its runs, ready to start; raises if one of them cannot, before anything is trained or written."""
-        training, methods, factory = asdict(self.training), self.chosen(), self.factory(federation)
-        loss = self.spec(federation).own_loss()
+        training, methods = asdict(self.training), self.chosen()
+        factory = replace(self, freeze="", train="").factory(federation)  # the runs write down what they freeze
+        chosen: dict[str, Any] = {"head": self.head, "freeze": self.freeze, "train": self.train}
+        chosen["loss"] = self.spec(federation).own_loss()
         if single:
             if len(methods) != 1:
                 raise CoterieError(f"one method runs by itself, not {len(methods)}: {', '.join(self.methods)}.")
             started = resume and folder is not None and (folder / "config.json").exists()
             return prepare_run(
-                methods[0], factory, federation, folder=folder, resume=started, head=self.head, loss=loss, **training
+                methods[0], factory, federation, folder=folder, resume=started, **chosen, **training
             )
         first = training.pop("seed")
         return prepare_comparison(
             methods, factory, federation, seeds=range(first, first + self.seeds), folder=folder, resume=resume,
-            head=self.head, loss=loss, **training,
+            **chosen, **training,
         )
 
     def keep(self, folder: Path, single: bool, command: Sequence[str] = ()) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor, nn
 
 from coterie.contract.cohort import Init
+from coterie.contract.frozen import duplicate
 from coterie.contract.layout import Layout
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
@@ -93,7 +93,10 @@ class Result:
         return float(self.rounds[-1].get("report", {}).get("epsilon", "nan")) if self.rounds else float("nan")
 
     def model_for(self, client: int | str, adapted: bool = False) -> nn.Module:
-        """The model a client deploys after the last round (`adapted`: after local training), ready for inference."""
+        """The model a client deploys after the last round (`adapted`: after local training), ready for inference.
+
+        The models of a run share the memory of frozen parameters; `copy.deepcopy` gives one that may be changed.
+        """
         if self.simulation is None:
             raise CoterieError("this result was read from files without its data; resume the run to get its models.")
         names = self.simulation.federation.names
@@ -101,5 +104,5 @@ class Result:
         if not isinstance(number, int) or not 0 <= number < len(names):
             raise unknown("client", str(client), names)
         row = self.simulation.row(number, adapted).cpu()
-        module = copy.deepcopy(self.simulation.init.module).to(row.dtype)
+        module = duplicate(self.simulation.init.module).to(row.dtype)
         return self.simulation.layout.load(module, row).eval()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.contract import records
 from coterie.contract.algebra import between, cosines, opposing
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
@@ -29,6 +30,24 @@ class Round:
     down: dict[str, int]  # bytes per client, by payload field
     up: dict[str, int]  # bytes per client, by upload field
     report: dict[str, Any]
+
+
+def travelled(tensors: Mapping[str, Tensor], layout: Layout, part: str, buffers: bool = True) -> dict[str, int]:
+    """Bytes per client of tensors `[C, ...]` by name; those of running statistics and counters apart, `NAME buffers`.
+
+    Tensors hold whole rows or the columns of `part`. Without `buffers`, those of whole rows stay where they are.
+    """
+    found: dict[str, int] = {}
+    inside = {sum(e.size for e in columns): sum(e.size for e in columns if e.kind != "parameter")
+              for columns in (layout.within(part), layout.entries)}
+    for name, size in records.bytes_each(tensors).items():
+        t = tensors[name]
+        width = t.shape[-1] if t.ndim > 1 else 0
+        apart = t[0].numel() // width * inside.get(width, 0) * t.element_size() if width and len(t) else 0
+        found[name] = size - apart
+        if apart and (buffers or width != layout.size):
+            found[f"{name} buffers"] = apart
+    return found
 
 
 def seen(method: Method, server: Record, up: Uploads, training: Training) -> dict[str, Any]:

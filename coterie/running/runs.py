@@ -13,6 +13,7 @@ from typing import Any
 from coterie import registry
 from coterie.contract.method import Method
 from coterie.contract.net import PerSample
+from coterie.contract.patterns import partly
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.options import build, pieces
@@ -38,17 +39,19 @@ progress; one of these or several."""
 
 def run(
     method: Method | str, model: ModelLike, federation: Federation, *, folder: str | Path | None = None,
-    head: str | None = None, loss: PerSample | None = None, watch: Watched = None, resume: bool = False,
-    **training: Any,
+    head: str | None = None, freeze: str = "", train: str = "", loss: PerSample | None = None,
+    watch: Watched = None, resume: bool = False, **training: Any,
 ) -> Result:
     """Train one method and return its result; further options are those of `Training` (rounds, lr, seed, ...).
 
-    With a `folder` everything is recorded there and the state is checkpointed; `resume` goes on from it. `watch` names
+    With a `folder` everything is recorded there and the state is checkpointed; `resume` goes on from it. `freeze` and
+    `train` name what of the model trains, see `contract.patterns`: train="head" freezes all but the head. `watch` names
     metrics, `watch=("f1", "auroc")`, is a function that is told the progress, or both in a list.
     """
     metrics, told = _parted(watch)
     made = prepare_run(
-        method, model, federation, folder=folder, head=head, loss=loss, resume=resume, watch=metrics, **training
+        method, model, federation, folder=folder, head=head, freeze=freeze, train=train, loss=loss, resume=resume,
+        watch=metrics, **training,
     )
     return made.go(told)[0]
 
@@ -56,13 +59,13 @@ def run(
 def compare(
     methods: Iterable[Method | str], model: ModelLike, federation: Federation, *, seeds: int | Sequence[int] = 1,
     folder: str | Path | None = None, watch: Watched = None, resume: bool = False,
-    head: str | None = None, loss: PerSample | None = None, **training: Any,
+    head: str | None = None, freeze: str = "", train: str = "", loss: PerSample | None = None, **training: Any,
 ) -> list[Result]:
     """Run every method with every seed on the same federation; Local and FedAvg are always among them."""
     metrics, told = _parted(watch)
     made = prepare_comparison(
-        methods, model, federation, seeds=seeds, folder=folder, resume=resume, head=head, loss=loss, watch=metrics,
-        **training,
+        methods, model, federation, seeds=seeds, folder=folder, resume=resume, head=head, freeze=freeze, train=train,
+        loss=loss, watch=metrics, **training,
     )
     return made.go(told)
 
@@ -81,19 +84,20 @@ def _parted(watch: Watched) -> tuple[tuple[str, ...], Watch | None]:
 
 def prepare_run(
     method: Method | str, model: ModelLike, federation: Federation, *, folder: str | Path | None = None,
-    resume: bool = False, head: str | None = None, loss: PerSample | None = None, **training: Any,
+    resume: bool = False, head: str | None = None, freeze: str = "", train: str = "", loss: PerSample | None = None,
+    **training: Any,
 ) -> Prepared:
     """What `run` does before it trains or writes anything."""
     chosen = registry.method(method) if isinstance(method, str) else method
     place = None if folder is None else Folder(folder)
     wanted = _Wanted(chosen, build(Training, training, "training"), place, resume)
-    return Prepared([wanted], _Shared(model, federation, head, loss), [chosen])
+    return Prepared([wanted], _Shared.of(model, federation, head, freeze, train, loss), [chosen])
 
 
 def prepare_comparison(
     methods: Iterable[Method | str], model: ModelLike, federation: Federation, *, seeds: int | Sequence[int] = 1,
-    folder: str | Path | None = None, resume: bool = False, head: str | None = None, loss: PerSample | None = None,
-    **training: Any,
+    folder: str | Path | None = None, resume: bool = False, head: str | None = None, freeze: str = "", train: str = "",
+    loss: PerSample | None = None, **training: Any,
 ) -> Prepared:
     """What `compare` does before it trains or writes anything."""
     named = [registry.method(m) if isinstance(m, str) else m for m in methods]
@@ -105,7 +109,7 @@ def prepare_comparison(
             inner = Folder(place / f"seed{seed}") if place is not None else None
             again = resume and inner is not None and (inner.path / "config.json").exists()
             wanted.append(_Wanted(one, build(Training, {**training, "seed": seed}, "training"), inner, again, True))
-    return Prepared(wanted, _Shared(model, federation, head, loss), named)
+    return Prepared(wanted, _Shared.of(model, federation, head, freeze, train, loss), named)
 
 
 def with_baselines(methods: Sequence[Method]) -> list[Method]:
@@ -118,10 +122,19 @@ def with_baselines(methods: Sequence[Method]) -> list[Method]:
 class _Shared:
     """What the runs of a comparison have in common."""
 
-    model: ModelLike
+    model: ModelLike  # of which trains what should
     federation: Federation
     head: str | None
+    freeze: str
+    train: str
     loss: PerSample | None
+
+    @classmethod
+    def of(
+        cls, model: ModelLike, federation: Federation, head: str | None, freeze: str, train: str,
+        loss: PerSample | None,
+    ) -> _Shared:
+        return cls(partly(model, freeze, train, head), federation, head, freeze, train, loss)
 
 
 @dataclass
@@ -153,7 +166,8 @@ class _Wanted:
         if saved:
             simulation.restore(*saved)
         keep = folder is None or not self.among
-        return Driver(simulation, folder, shared.head, self.resume, saved is not None, keep)
+        asked = {"head": shared.head, "freeze": shared.freeze, "train": shared.train}
+        return Driver(simulation, folder, asked, self.resume, saved is not None, keep)
 
 
 class Prepared:
@@ -166,13 +180,14 @@ class Prepared:
             print(progress.round)
         prepared.results
 
-    `reason` says why the model cannot be stacked, if so.
+    `reason` says why the model cannot be stacked, if so; `notes` are sentences on how it will be computed.
     """
 
     def __init__(self, wanted: Sequence[_Wanted], shared: _Shared, named: Sequence[Method]) -> None:
         """`named` are the methods that somebody asked for; `wanted` may hold baselines as well."""
         self._wanted, self._shared = wanted, shared
         self.reason = ""
+        self.notes: list[str] = []
         self.results: list[Result] = []
         self._refuse_early(named)
 
@@ -189,7 +204,9 @@ class Prepared:
         for method, one in left.items():
             if method == whole or method.aggregator.private:
                 one.built = one.build(self._shared)
-                self.reason = self.reason or one.built.simulation.choices.get("reason", "")
+                choices = one.built.simulation.choices
+                self.reason = self.reason or choices.get("reason", "")
+                self.notes += [note for note in choices.get("notes", ()) if note not in self.notes]
             else:
                 layout = Simulation.layout_of(method, self._shared.model, self._shared.head)
                 Server.refuse_early(method, self._shared.federation.arrived(0), layout, one.training)

@@ -71,7 +71,7 @@ class Saved:
         return self._named().factory()
 
     def init(self) -> Init:
-        """Layout and module; its weights are not the run's."""
+        """Layout and module; what of it is frozen is the run's, and its other weights are those the run began with."""
         return self._named().init(self.method, population=self.population)
 
     def loss(self) -> PerSample | None:

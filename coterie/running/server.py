@@ -209,11 +209,7 @@ class Server:
 
     def check_layout(self, meta: Mapping[str, Any]) -> None:
         """Raise if a checkpoint is of another model."""
-        if meta["layout"] != self.layout.digest:
-            raise CoterieError(
-                f"the checkpoint holds another model (layout {meta['layout']}); this one has "
-                f"layout {self.layout.digest} and {self.layout.size} columns."
-            )
+        self.layout.refuse(meta["layout"], "the checkpoint")
 
 
 def chance(seed: int, names: IntArray, t: int, purpose: str) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -266,13 +266,13 @@ class Simulation(Clients):
         """How many clients are computed at once when each holds so many models; see `coterie.engine.waves`."""
         if self.training.wave:
             return min(self.training.wave, self.population)
-        fit = waves.fitting(self.client_bytes(models), memory.free(self.device))
+        fit = waves.fitting(self.client_bytes(models), max(0, memory.free(self.device) - self.engine.pending))
         return waves.size(fit, self.server.asked(self.population), self.population)
 
     def client_bytes(self, models: int) -> int:
         """What one client with so many models takes in a stack."""
-        x, training = self.engine.x, self.training
-        outputs = waves.activations(self.engine.net, self.init.row, x[:1])
+        x, training = self.engine.example(), self.training
+        outputs = waves.activations(self.engine.net, self.init.row, x)
         largest = int(np.diff(self.federation.bounds, axis=1).max())
         batch = min(training.batch, largest) if training.batch else largest
         scored = min(self.engine.evaluation_batch, largest)

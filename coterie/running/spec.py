@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from inspect import signature
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from coterie import files, models, registry
 from coterie.contract.cohort import Init
 from coterie.contract.method import Method
 from coterie.contract.net import PerSample
+from coterie.contract.patterns import partly
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
 from coterie.options import build, parse_options
@@ -28,7 +29,7 @@ LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 """Layers that take tokens."""
 DTYPES = ("float32", "float64", "int64")
 """Types of the samples' numbers that a federation holds."""
-OPTIONAL = ("dtype", "class_names", "encoding", "loss")
+OPTIONAL = ("dtype", "class_names", "encoding", "loss", "freeze", "train")
 """Values that are left out where nothing is known: older versions did not write them, and do not read them."""
 
 
@@ -56,6 +57,10 @@ class RunSpec:
     """How a table became numbers."""
     loss: str = ""
     """A user's own loss of each sample, `file.py:function`; empty for the task's usual one."""
+    freeze: str = ""
+    """Parts of the model that are frozen, e.g. base or layer1*+layer2*."""
+    train: str = ""
+    """Parts of the model beside which all else is frozen, e.g. head."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ("", *DTYPES):
@@ -89,12 +94,15 @@ class RunSpec:
             str(config["method"]), model, tuple(int(n) for n in samples["shape"]), int(samples["classes"]),
             int(samples["outputs"]), build(Training, config["training"], "training"), config["head"],
             samples.get("dtype", ""), tuple(recipe.get("classes", ())), recipe.get("encoding"), loss,
+            str(config.get("freeze", "")), str(config.get("train", "")),
         )
 
     def config(self) -> dict[str, Any]:
         """What `of_config` reads back; names of classes and encoding stand in the federation's recipe."""
         samples = {"shape": list(self.shape), "classes": self.classes, "outputs": self.outputs, "dtype": self.dtype}
-        return {"method": self.method, "training": asdict(self.training), "head": self.head, "samples": samples}
+        chosen = {name: text for name in ("freeze", "train") if (text := getattr(self, name))}
+        training = asdict(self.training)
+        return {"method": self.method, "training": training, "head": self.head, "samples": samples, **chosen}
 
     @classmethod
     def for_data(cls, federation: Federation, **values: Any) -> Self:
@@ -120,9 +128,10 @@ class RunSpec:
         return registry.method(self.method)
 
     def factory(self) -> Callable[[], nn.Module]:
-        """Each call gives the module with fresh weights."""
+        """Each call gives the module with fresh weights, of which trains what should."""
         name, given = parse_options(self.model)
-        return models.model(name, self.shape, self.outputs, **given)
+        made = partly(models.model(name, self.shape, self.outputs, **given), self.freeze, self.train, self.head)
+        return cast("Callable[[], nn.Module]", made)
 
     def own_loss(self) -> PerSample | None:
         """The user's loss from its file; None for the task's usual one."""
@@ -143,10 +152,11 @@ class RunSpec:
         return found  # type: ignore[no-any-return]
 
     def init(
-        self, method: Method, seed: int = 0, dtype: torch.dtype = torch.float32, device: torch.device | None = None,
+        self, method: Method, dtype: torch.dtype = torch.float32, device: torch.device | None = None,
         population: int = 1,
     ) -> Init:
-        """Layout, module and fresh rows, as the method wraps the model."""
+        """Layout, module and fresh rows of the run's seed, as the method wraps the model."""
+        seed = self.training.seed
         return Init(self.factory(), method.wrap, seed, self.head, dtype, device, population, self.classes)
 
     # -- samples of this form, without meaning ---------------------------------------------------------------------

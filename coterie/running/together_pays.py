@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import torch
 from torch import nn
 
 from coterie import memory
 from coterie.contract import records
+from coterie.contract.frozen import duplicate
 from coterie.running.simulation import Simulation
 
 PAYS = {"cpu": 4e7, "cuda": 4e9}
@@ -38,7 +37,8 @@ def step_flop(simulation: Simulation) -> float:
     from torch.utils.flop_counter import FlopCounterMode  # half a second, which a site's process need not spend
 
     training, engine = simulation.training, simulation.engine
-    module, x = copy.deepcopy(simulation.init.module).eval(), simulation.federation.x[:1]  # on the host
+    module = duplicate(engine.net.module).to("cpu", torch.float32).eval()
+    x = engine.example().to("cpu")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(x.to(next(module.parameters()).dtype) if x.is_floating_point() else x)
     batch = training.batch or float(engine.sizes(simulation.federation.seen, "train").mean())

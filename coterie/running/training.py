@@ -66,6 +66,9 @@ class Training(LocalOptions):
     """Convolutions of a stack by coterie's own GPU kernels (tf32 and bf16); false leaves them to PyTorch."""
     capture: bool = True
     """Steps on a GPU as CUDA graphs, captured once and replayed; false launches every operation from Python."""
+    prefix: Literal["auto", "off"] = "auto"
+    """The outputs of frozen layers that come before all that trains: auto computes them once for every sample, where
+    that is exact and half of the free memory holds them; off computes them in every step."""
     together: Literal["auto", "on", "off"] = "auto"
     """Runs of a comparison that differ in seed, aggregator or numbers of the method: one stack (on) or one run after
     another (off); auto joins them where the model is small enough for it to pay."""

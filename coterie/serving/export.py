@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import warnings
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coterie.contract.frozen import duplicate
 from coterie.errors import CoterieError, counted, unknown
 from coterie.running import checkpoint
 from coterie.serving.portable import Portable, write_model
@@ -105,7 +105,7 @@ Answer = Callable[[Tensor], Tensor]
 def _safetensors(model: Portable, path: Path) -> Answer:
     write_model(path, model.layout, model.row, model.facts)
     tensors, _ = checkpoint.load(path)
-    module = copy.deepcopy(model.module).to(model.row.dtype).eval()
+    module = duplicate(model.module).to(model.row.dtype).eval()
     module.load_state_dict(tensors, strict=False)
     return _quiet(_Plain(module))
 

@@ -7,7 +7,6 @@ adapt included, is repeated inside every fold of the cross-validation that makes
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.contract.cohort import Cohort
+from coterie.contract.frozen import duplicate
 from coterie.contract.records import Models
 from coterie.data import Federation
 from coterie.data.partition import generator
@@ -71,7 +71,7 @@ class Personalized:
     def module(self) -> nn.Module:
         """The model, ready for use."""
         row = self.row.cpu()
-        return self.clients.layout.load(copy.deepcopy(self.clients.init.module).to(row.dtype).cpu(), row).eval()
+        return self.clients.layout.load(duplicate(self.clients.init.module).to(row.dtype).cpu(), row).eval()
 
 
 def personalize(
@@ -160,7 +160,8 @@ class Desk:
             trained, net = adapted(cohort, rows, clients.training), clients.engine.net
             net.mode(training=False)
             with clients.engine.computing():
-                for k, (xs, ys) in enumerate(cohort.samples("test")):
+                held = clients.engine.samples(cohort.members.places, "test", raw=False)
+                for k, (xs, ys) in enumerate(held):
                     one, other = (held_out(net, stage[k], xs, ys) for stage in (rows, trained))
                     found.append((one, other))
         return found

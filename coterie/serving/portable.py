@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie import files
+from coterie.contract.frozen import duplicate
 from coterie.contract.layout import Layout
 from coterie.contract.net import Net, Task
 from coterie.errors import CoterieError, counted
@@ -28,18 +28,20 @@ SAMPLES = 16
 
 
 def write_model(path: Path, layout: Layout, row: Tensor, facts: Mapping[str, Any]) -> Path:
-    """`row [D]` tensor by tensor as safetensors, its facts and layout in the header and in a json beside it.
+    """`row [D]` and what is frozen, tensor by tensor as safetensors; facts and layout in the header and a json beside.
 
     `facts["job"]` holds what builds the module again: method, model, head, shape, classes, outputs.
     """
+    frozen = dict(zip((entry.name for entry in layout.frozen), layout.values, strict=True))
     whole = {
         **facts,
         "layout": {
             "digest": layout.digest, "columns": layout.size,
             "tensors": {entry.name: list(entry.shape) for entry in layout.entries},
+            **({"frozen": {entry.name: list(entry.shape) for entry in layout.frozen}} if frozen else {}),
         },
     }
-    checkpoint.save(path, layout.views(row), whole)
+    checkpoint.save(path, {**layout.views(row), **frozen}, whole)
     beside = path.with_suffix(".json")
     files.write_json(beside, whole)
     return beside
@@ -57,7 +59,9 @@ class Portable:
     x: Tensor  # [n, ...] samples to compare on
 
     def net(self) -> Net:
-        return Net(self.module, self.layout, Task.of(self.classes))
+        made = Net(self.module, self.layout, Task.of(self.classes))
+        made.place(self.row.device, self.row.dtype)
+        return made
 
     def outputs(self, x: Tensor) -> Tensor:
         """What the row itself gives, without anything having been loaded into the module."""
@@ -69,7 +73,7 @@ class Portable:
 
     def loaded(self) -> nn.Module:
         """The module with the row in it, ready for use."""
-        return self.layout.load(copy.deepcopy(self.module).to(self.row.dtype), self.row).eval()
+        return self.layout.load(duplicate(self.module).to(self.row.dtype), self.row).eval()
 
 
 def read_model(path: Path, spelling: str | None = None) -> Portable:
@@ -82,13 +86,21 @@ def read_model(path: Path, spelling: str | None = None) -> Portable:
     if spelling is not None:
         known["model"] = spelling
     spec = RunSpec.of(known, f"how to build the model of {path}")
-    init = spec.init(spec.chosen())
+    module = spec.init(spec.chosen()).module
+    layout = Layout.of(module)
+    if layout.frozen:  # the file holds these too
+        lacking = sorted(entry.name for entry in layout.frozen if entry.name not in tensors)
+        if lacking:
+            raise CoterieError(f"{path} does not hold {lacking[0]}, which is frozen in {spec.model}; "
+                               "name the model that it was written with.")
+        module.load_state_dict({entry.name: tensors[entry.name] for entry in layout.frozen}, strict=False)
+        layout = Layout.of(module)
     digest = facts.get("layout", {}).get("digest")
-    if init.layout.digest != digest:
-        raise CoterieError(f"{path} holds a model of layout {digest}; {spec.model} has layout {init.layout.digest}.")
-    row = torch.cat([tensors[entry.name].reshape(-1) for entry in init.layout.entries])
-    x = spec.random_samples(SAMPLES, row.dtype, init.module)
-    return Portable(row, init.layout, init.module, spec.classes, facts, x)
+    if layout.digest != digest:
+        raise CoterieError(f"{path} holds a model of layout {digest}; {spec.model} has layout {layout.digest}.")
+    row = torch.cat([tensors[entry.name].reshape(-1) for entry in layout.entries])
+    x = spec.random_samples(SAMPLES, row.dtype, module)
+    return Portable(row, layout, module, spec.classes, facts, x)
 
 
 def job_of(saved: Saved) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from coterie.contract.frozen import duplicate
 from coterie.contract.layout import Layout, find_head
 from coterie.errors import CoterieError
 
@@ -230,21 +231,24 @@ def test_errors_are_sentences():
         Layout.of(complex_one)
 
 
-def test_frozen_parameters_are_marked(tiny):
-    """requires_grad=False: never trainable, and their bits survive a whole round of every stage."""
+def test_frozen_parameters_are_in_no_row(tiny):
+    """requires_grad=False: no columns, and the model that a client uses has them as they were given."""
     def model():
         module = tiny.mlp()
         module[0].weight.requires_grad_(False)
         return module
 
-    trainable = {entry.name: entry.trainable for entry in Layout.of(model()).entries}
-    assert trainable == {"0.weight": False, "0.bias": True, "2.weight": True, "2.bias": True}
+    layout = Layout.of(model())
+    assert [entry.name for entry in layout.entries] == ["0.bias", "2.weight", "2.bias"]
+    assert [entry.name for entry in layout.frozen] == ["0.weight"]
+    assert layout.size == 5 + 3 * 5 + 3
     sim = tiny.simulation("fedavg", model)
-    start = sim.layout.views(sim.server.state.row.clone())
+    frozen = sim.init.module[0].weight.clone()
     sim.round()
-    found = sim.layout.views(sim.row(0, adapted=True))
-    assert torch.equal(found["0.weight"], start["0.weight"])
-    assert not torch.equal(found["0.bias"], start["0.bias"])
+    assert sim.server.state.row.shape == (layout.size,)
+    used = layout.load(duplicate(sim.init.module).double(), sim.row(0, adapted=True))
+    assert torch.equal(used[0].weight, frozen.double())
+    assert not torch.equal(used[0].bias, sim.init.module[0].bias.double())
 
 
 def test_a_module_is_left_alone_by_a_simulation(tiny):

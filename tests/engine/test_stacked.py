@@ -144,8 +144,7 @@ def test_frozen_parameters_never_train(tiny):
     sim = tiny.simulation(model=model)
     start = tiny.rows(sim)
     found = tiny.cohort(sim).train(start)
-    frozen = sim.layout.views(found)["0.weight"]
-    assert torch.equal(frozen, sim.layout.views(start)["0.weight"])
+    assert "0.weight" not in sim.layout.views(found)
     assert_close(found[0], tiny.sgd(sim, 0, start[0], 3)[0])
 
 

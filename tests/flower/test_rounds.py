@@ -467,7 +467,7 @@ def test_many_experiments_travel_in_one_message(tmp_path):
 
 
 @pytest.mark.parametrize(("changed", "sentence"), [
-    ({"protocol": 7}, "speaks protocol 7"), ({"layout": "beef"}, "layout of the model differs"),
+    ({"protocol": 7}, "speaks protocol 7"), ({"layout": "beef"}, "the server holds another model"),
     ({"method": "fedprox"}, "method differs"), ({"options": "FedAvg()"}, "options differs"),
     ({"kind": "dance"}, "no task of kind 'dance'"), ({"do": ["upload"]}, "may ask for join, score, local, deploy"),
     ({"job": {}}, "settings cannot be read"),

@@ -10,7 +10,7 @@ import torch
 
 from coterie import registry
 from coterie.aggregators.private import Private
-from coterie.contract.method import Method
+from coterie.contract.method import Method, aggregate
 from coterie.contract.records import Model, Upload
 from coterie.errors import CoterieError
 from coterie.methods.fedavg import FedAvg
@@ -87,16 +87,17 @@ def test_running_statistics_stay(tiny):
     assert torch.equal(sim.layout.cut(sim.server.state.row, "buffers"), start)
 
 
-def test_frozen_parameters_get_no_noise(tiny):
-    def model():
-        module = tiny.mlp()
-        module[0].weight.requires_grad_(False)
-        return module
-
-    sim = tiny.simulation("fedavg+private", model)
-    start = sim.layout.cut(sim.server.state.row, "0.weight").clone()
-    sim.round()
-    assert torch.equal(sim.layout.cut(sim.server.state.row, "0.weight"), start)
+def test_what_is_not_trained_gets_no_noise(tiny):
+    """FedNH's scale, where it is fixed, is a column that nobody sends anything for."""
+    sim = tiny.simulation("fednh:learn_scale=false")
+    (scale,) = [entry for entry in sim.layout.entries if entry.name.endswith("scale")]
+    assert not scale.trainable
+    noisy = torch.randn(1, sim.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    plugged = registry.method("fedavg+private").aggregator
+    move = aggregate(plugged, noisy, torch.ones(1, dtype=torch.float64), sim.layout)
+    assert move[scale.start : scale.stop].tolist() == [0.0]
+    trained = [slice(e.start, e.stop) for e in sim.layout.entries if e.trainable]
+    assert all(torch.equal(move[columns], noisy[0, columns]) for columns in trained)
 
 
 def test_records_and_table(tiny, tmp_path):

@@ -227,7 +227,7 @@ def test_buffers_server_stay_as_the_server_started(tiny):
     sim = tiny.simulation(model="bn", buffers="server")
     start = [t.clone() for t in buffers_of(sim, sim.server.state.row)]
     outcome = sim.round()
-    assert outcome.down == {"row": 8 * sim.layout.size}
+    assert outcome.down == {"row": 8 * (sim.layout.size - 11), "row buffers": 8 * 11}
     assert outcome.up == {"update": 8 * (sim.layout.size - 11)}
     for row in (sim.server.state.row, sim.row(1), sim.row(1, adapted=True)):
         for now, before in zip(buffers_of(sim, row), start):
