@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from coterie import models, registry
+from coterie.contract.patterns import partly
 from coterie.contract.records import Model
 from coterie.data import Federation
 from coterie.engine import waves
@@ -77,6 +78,20 @@ def test_optimizers_in_graphs_equal_the_cpu_in_float64(spec, build, optimizer):
     wanted, _ = after(spec, build, "cpu", participation=0.8, optimizer=optimizer, lr=0.02)
     for name in wanted:
         torch.testing.assert_close(free[name], wanted[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("prefix", ["auto", "off"])
+@pytest.mark.parametrize("build", [plain, dropping, normalising])
+@pytest.mark.parametrize("spec", ["fedavg", "ditto", "fedfew", "apfl", "scaffold"])
+def test_frozen_bodies_in_graphs_equal_the_cpu_in_float64(spec, build, prefix):
+    """The body is one tensor for the whole stack, or gone from the steps where its outputs are kept."""
+    model = partly(build, train="head")
+    rows, scores = after(spec, model, "cuda", participation=0.8, prefix=prefix)
+    expected, expected_scores = after(spec, model, "cpu", participation=0.8, prefix=prefix)
+    for name in expected:
+        torch.testing.assert_close(rows[name], expected[name], rtol=1e-9, atol=1e-9)
+    for name in expected_scores:
+        np.testing.assert_allclose(scores[name], expected_scores[name], rtol=1e-8)
 
 
 @pytest.mark.parametrize("build", [plain, dropping, normalising])
