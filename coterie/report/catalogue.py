@@ -126,7 +126,7 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     if isinstance(entry, Aggregator):
         own = [("protects", entry.protects), ("fewest clients", str(entry.minimum)), ("use", f"fedavg+{entry.name}")]
     elif isinstance(entry, Optimizer):
-        own = [("at the server", at_server(cls)), ("use", f"server={entry.name}, or fedavg:server={entry.name}")]
+        own = [("at the server", at_server(cls)), ("use", f"optimizer={entry.name}, server={entry.name}, or fedavg:optimizer={entry.name}")]
     else:
         plain, why = registry.spelling(type(entry)()), entry.unsteppable
         own = [
@@ -134,9 +134,17 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
             ("traffic", f"{entry.down} down, {entry.up} up (models per client and round)"),
             ("unseen client", entry.newcomer),
             ("aggregators", f"any, as in {plain}+confree" if entry.averages else "none, for it averages nothing"),
+            ("client steps", _client_steps(entry, plain)),
             ("server steps", f"by none, for {why}" if why else f"by any, as in {plain}:server=adam"),
         ]
     return [(name, text) for name, text in [*own, ("citation", cls.cite)] if text]
+
+
+def _client_steps(entry: Method, plain: str) -> str:
+    """Which local optimizers a method takes, and what becomes of its hook under them."""
+    why = entry.only_plain()
+    steps = f"plain SGD alone, for {why}" if why else f"by any optimizer, as in {plain}:optimizer=adam"
+    return f"{steps}; {entry.hook}" if entry.hook else steps
 
 
 def at_server(cls: type[Any]) -> str:
