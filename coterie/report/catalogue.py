@@ -126,7 +126,8 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     if isinstance(entry, Aggregator):
         own = [("protects", entry.protects), ("fewest clients", str(entry.minimum)), ("use", f"fedavg+{entry.name}")]
     elif isinstance(entry, Optimizer):
-        own = [("at the server", at_server(cls)), ("use", f"optimizer={entry.name}, server={entry.name}, or fedavg:optimizer={entry.name}")]
+        use = f"optimizer={entry.name} or server={entry.name}, for one method fedavg:optimizer={entry.name}"
+        own = [("at the server", at_server(cls)), ("use", use)]
     else:
         plain, why = registry.spelling(type(entry)()), entry.unsteppable
         own = [

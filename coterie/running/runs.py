@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import Any
 
 from coterie import registry
 from coterie.contract.method import Method
+from coterie.contract.metric import Metric
 from coterie.contract.net import PerSample
+from coterie.contract.optimizer import Optimizer
 from coterie.contract.patterns import partly
 from coterie.data import Federation
 from coterie.errors import CoterieError
@@ -90,7 +92,7 @@ def prepare_run(
     """What `run` does before it trains or writes anything."""
     chosen = registry.method(method) if isinstance(method, str) else method
     place = None if folder is None else Folder(folder)
-    wanted = _Wanted(chosen, build(Training, training, "training"), place, resume)
+    wanted = _Wanted(chosen, _training(training), place, resume)
     return Prepared([wanted], _Shared.of(model, federation, head, freeze, train, loss), [chosen])
 
 
@@ -108,8 +110,19 @@ def prepare_comparison(
         for seed in numbers:
             inner = Folder(place / f"seed{seed}") if place is not None else None
             again = resume and inner is not None and (inner.path / "config.json").exists()
-            wanted.append(_Wanted(one, build(Training, {**training, "seed": seed}, "training"), inner, again, True))
+            wanted.append(_Wanted(one, _training({**training, "seed": seed}), inner, again, True))
     return Prepared(wanted, _Shared.of(model, federation, head, freeze, train, loss), named)
+
+
+def _training(values: Mapping[str, Any]) -> Training:
+    """The training of these options; optimizers and metrics may come as values, `optimizer=SGD(momentum=0.9)`."""
+
+    def spelled(name: str, value: Any) -> Any:
+        if isinstance(value, Optimizer):
+            return registry.called(value, value.at_server if registry.OPTIMIZERS.get(name) else None)
+        return registry.called(value) if isinstance(value, Metric) else value
+
+    return build(Training, {name: spelled(name, value) for name, value in values.items()}, "training")
 
 
 def with_baselines(methods: Sequence[Method]) -> list[Method]:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from coterie import registry
+import coterie
+from coterie import optimizers, registry
 from coterie.errors import CoterieError
 from coterie.methods import FedProx, FedRep
+from coterie.metrics.confusion import BalancedAccuracy
 from coterie.running.training import Training
 
 SGD, ADAM, ADAMW, ADAGRAD = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad
@@ -213,3 +215,16 @@ def test_spellings_are_written_in_one_way():
     """Defaults go, so that two spellings of one optimizer are one."""
     assert Training(optimizer="sgd(momentum=0.9,weight_decay=0,nesterov=False)").optimizer == "sgd(momentum=0.9)"
     assert Training(optimizer="SGD()").optimizer == "sgd"
+
+
+def test_python_takes_optimizers_and_metrics_as_values(tiny):
+    """A value says all of itself: at the server, where defaults differ, Adam's own are spelled out."""
+    data, options = tiny.federation(), {"rounds": 2, "device": "cpu", "precision": "float64"}
+    values = {"optimizer": optimizers.sgd.SGD(momentum=0.9), "server": optimizers.adam.Adam(lr=0.1)}
+    by_value = coterie.run("fedavg", relu, data, metric=BalancedAccuracy(), **values, **options)
+    by_text = coterie.run(
+        "fedavg", relu, data, optimizer="sgd(momentum=0.9)", metric="balanced_accuracy",
+        server="adam(lr=0.1,beta2=0.999,eps=1e-8,corrected=true)", **options,
+    )
+    assert by_value.at("served").metric == "balanced_accuracy"
+    assert by_value.at("served").test["loss"].tolist() == by_text.at("served").test["loss"].tolist()
