@@ -180,7 +180,8 @@ def read(tmp_path_factory):
     done = subprocess.run(
         [sys.executable, "-c", READ, str(LIMIT), str(root)], capture_output=True, text=True, timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system", "COTERIE_KEEP_MEMORY": "0",
-             "MALLOC_ARENA_MAX": "1",  # threads of a library would take memory of their own, more or less by chance
+             # threads of a library would take memory of their own, more or less by chance
+             "MALLOC_ARENA_MAX": "1", "ARROW_IO_THREADS": "1",
              "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
     return expected, dict(json.loads(line) for line in done.stdout.splitlines()), done.stderr
