@@ -228,7 +228,8 @@ def test_a_new_file_is_a_new_aggregator(tmp_path):
 
 @pytest.mark.long
 def test_a_new_file_is_a_new_optimizer(tmp_path):
-    """It is listed, explained and spelled like the others; at the server a step of Lion is lr long in every number."""
+    """It is listed, explained and spelled like the others; a step of Lion is lr long in every number, at the server
+    and, three of them along a gradient that keeps its signs, at a client."""
     copied(tmp_path, "optimizers/lion.py", OPTIMIZER)
     listed = run(tmp_path, "-m", "coterie", "methods")
     assert "lion" in listed.stdout, listed.stderr
@@ -246,6 +247,10 @@ federation = coterie.Federation.from_clients(clients)
 result = coterie.run("fedavg:server=lion(lr=0.25)", model("linear", (5,), 2), federation, rounds=1, device="cpu")
 moved = result.simulation.server.state.row - result.simulation.init.row
 assert torch.allclose(moved.abs(), torch.tensor(0.25)), moved
+result = coterie.run("local", model("linear", (5,), 2), federation, rounds=1, device="cpu", optimizer="lion(keep=true)",
+                     lr=1e-4, batch=0, steps=3)
+moved = result.simulation.own.row - result.simulation.init.row
+assert torch.allclose(moved.abs(), torch.tensor(3e-4), rtol=1e-2), moved
 """
     done = run(tmp_path, "-c", program)
     assert done.returncode == 0, done.stderr
@@ -253,6 +258,10 @@ assert torch.allclose(moved.abs(), torch.tensor(0.25)), moved
     done = run(tmp_path, "-m", "coterie", "compare", *words, "--clients", "4", *SMALL)
     assert done.returncode == 0, done.stderr
     assert "fedavg:server=lion(lr=0.1)+median" in done.stdout
+    words = ["ditto", "fedper:optimizer=lion(beta1=0.5)", "--set", "optimizer=lion", "--set", "lr=0.001"]
+    done = run(tmp_path, "-m", "coterie", "compare", *words, "--clients", "4", *SMALL[:-1], "local")
+    assert done.returncode == 0, done.stderr
+    assert "fedper:optimizer=lion(beta1=0.5)" in done.stdout
     refused = run(tmp_path, "-m", "coterie", "run", "fedavg:server=lion(beta1=1)", "--clients", "4", *SMALL)
     assert "lion's beta1 must be at least 0 and below 1, not 1.0" in " ".join(refused.stderr.split())
 
