@@ -48,6 +48,7 @@ class Line:
     lowest: float  # mean of the worst tenth of the clients
     best: float
     jain: float
+    left_out: int  # clients without a value, which no other number counts
     unseen: float  # mean over clients kept out of training, in the same stage
     epsilon: float  # spent by all rounds, where the aggregator is private
     bytes_each_round: float  # per client, down and up
@@ -259,6 +260,7 @@ def _line(runs: Sequence[Result], stage: str, when: When, scale: Scale) -> Line:
         lowest=average("lowest"),
         best=average("best"),
         jain=average("jain"),
+        left_out=max(one.left_out for one in found),
         unseen=_unseen(runs, unseen(stage), when, scale),
         epsilon=max(run.epsilon for run in runs),
         bytes_each_round=float(np.mean([run.bytes_each_round for run in runs])),

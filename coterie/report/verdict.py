@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from coterie.contract.metric import Scale
+from coterie.errors import counted
 from coterie.evaluation.intervals import is_proportion
 from coterie.evaluation.reading import measured, points, shortly, shown, unit
 from coterie.evaluation.stages import ADAPTED, SERVED
@@ -106,12 +107,12 @@ def verdict(results: Sequence[Result]) -> str:
     hopeless, warnings = learned_nothing(results, found)
     said = [*([hopeless] if hopeless else []), *warnings]
     if len({case.line.method for case in found}) < 2:
-        return " ".join(said)
+        return " ".join([*said, *_without_value(found)])
     said = [" ".join(said)] if said else []
     said += [_sentences(measure, found) for measure in (MEAN, WORST)]
     if min(case.line.seeds for case in found) < 2:
         said.append("With one seed, the noise between seeds is unknown.")
-    return "\n".join([*said, *_clients_only(found)])
+    return "\n".join([*said, *_clients_only(found), *_without_value(found)])
 
 
 def learned_nothing(results: Sequence[Result], found: Sequence[Case]) -> tuple[str, list[str]]:
@@ -312,7 +313,17 @@ def _caveat(found: Sequence[Case], unfinished: int) -> str:
         parts.append("With one seed, the noise between seeds is unknown; compare with --seeds 3 or more to know.")
     elif seeds < 3:
         parts.append("With two seeds the noise between seeds is known only roughly.")
-    return " ".join([*parts, *(_clients_only(found) if len({case.line.method for case in found}) > 1 else [])])
+    parts += _clients_only(found) if len({case.line.method for case in found}) > 1 else []
+    return " ".join([*parts, *_without_value(found)])
+
+
+def _without_value(found: Sequence[Case]) -> list[str]:
+    """How many clients the numbers say nothing about: AUROC, for one, needs test samples of two classes."""
+    most, title = max(case.line.left_out for case in found), found[0].scale.title
+    if not most:
+        return []
+    have, are = ("has", "is") if most == 1 else ("have", "are")
+    return [f"{counted(most, 'client')} {have} no {title} on test data and {are} left out of every number."]
 
 
 def _clients_only(found: Sequence[Case]) -> list[str]:

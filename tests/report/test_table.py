@@ -443,3 +443,14 @@ def test_losses_of_two_names_cannot_be_compared() -> None:
     """Both are stored as `loss`, but a mean of huber says nothing beside an MSE."""
     with pytest.raises(CoterieError, match="huber and MSE cannot be compared"):
         rows([*decided(HUBER, {"a": [0.1]}, 1), *decided(loss_scale(0), {"b": [0.1]}, 1)])
+
+
+def test_clients_without_a_value_are_counted_where_the_answer_is_read():
+    """Client 1 of three has one class of test samples, of which there is no AUROC: means are over the other two."""
+    results = decided(Scale("auroc", "AUROC", True, True), {"local": [0.9, np.nan, 0.7], "fedavg": [0.8, np.nan, 0.8]})
+    said = "1 client has no AUROC on test data and is left out of every number."
+    assert said in verdict(results).splitlines()
+    assert said in answer(results)["caveat"]
+    assert {(line.left_out, round(line.mean, 9)) for line in rows(results)} == {(1, 0.8)}
+    full = decided(Scale("auroc", "AUROC", True, True), {"local": [0.9, 0.7], "fedavg": [0.8, 0.8]})
+    assert "left out" not in verdict(full)
