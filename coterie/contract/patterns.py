@@ -61,7 +61,7 @@ def matching(module: nn.Module, patterns: str, word: str) -> set[str]:
         if not mine:
             known = {level for name in names for level in _levels(name)} | {part_of(name, prefixes) for name in names}
             listed = ", ".join(sorted(level for level in known if "." not in level))
-            raise unknown(f"part or parameter to {word}", pattern, known, listed=f"The model consists of: {listed}.")
+            raise unknown(f"part or parameter to {word}", pattern, known, listed=f"the model consists of: {listed}.")
         found |= mine
     return found
 

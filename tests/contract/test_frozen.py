@@ -245,7 +245,7 @@ def test_the_head_may_be_another_layer():
 
 @pytest.mark.parametrize(("freeze", "train", "sentence"), [
     ("tow", "", "unknown part or parameter to freeze 'tow'; did you mean 'two'"),
-    ("", "xyzzy*", r"unknown part or parameter to train 'xyzzy\*'; The model consists of: .*base.*fc.*one"),
+    ("", "xyzzy*", r"unknown part or parameter to train 'xyzzy\*'; the model consists of: .*base.*fc.*one"),
     ("base+head", "", "freeze=base.head freezes every parameter"),
     ("one", "one", "train=one and freeze=one freezes every parameter"),
 ])
