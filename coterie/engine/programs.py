@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
@@ -240,7 +241,8 @@ class Rule:
     @property
     def running(self) -> tuple[str, float] | None:
         """The memory that gradients can be added to where they are computed, and the share of it that stays."""
-        return self.optimizer.running if self.optimizer is not None and self.correct is None is self.clip else None
+        touched = self.correct is not None or self.clip is not None
+        return None if self.optimizer is None or touched else self.optimizer.running
 
     def step(self, row: Tensor, gradient: Tensor, memory: Tensors, lr: Number, count: Number) -> None:
         """Move `row`, and the memory, along a gradient that was corrected and clipped."""
@@ -254,8 +256,11 @@ class Rule:
 
 @cache
 def _compiled(optimizer: Optimizer) -> Callable[..., None]:
-    """An optimizer's step as one kernel: what it reads and writes then passes through memory once."""
-    return torch.compile(optimizer.step, dynamic=True)
+    """An optimizer's step as one kernel: what it reads and writes then passes through memory once.
+
+    Where Triton, which makes such kernels, is not installed, it is the step as it is.
+    """
+    return torch.compile(optimizer.step, dynamic=True) if find_spec("triton") else optimizer.step
 
 
 class Descent(Program):

@@ -70,6 +70,10 @@ class FedPAC(Method):
     def travels(self) -> str:
         return "~head"
 
+    def check(self, population: int, layout: Layout) -> None:
+        if self.lam:
+            self.refuse_frozen(layout, "~head", "aligns the features of, with lam other than 0,")
+
     def start(self, init: Init) -> Record:
         require_scores(init, self.name)
         row, width = init.row, init.layout.within("head")[0].shape[1]

@@ -11,6 +11,7 @@ from torch import Tensor
 from coterie.contract.algebra import deviation, median, squares
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.heads import require_scores
+from coterie.contract.layout import Layout
 from coterie.contract.net import Batch, Given, Net, Row
 from coterie.contract.records import Record
 from coterie.methods.fedavg import FedAvg
@@ -32,6 +33,10 @@ class FedUV(FedAvg):
 
     family = "regularised"
     cite = "Son et al., FedUV: uniformity and variance for heterogeneous federated learning, CVPR 2024"
+
+    def check(self, population: int, layout: Layout) -> None:
+        if self.uniformity:
+            self.refuse_frozen(layout, "~head", "spreads the features of, with uniformity other than 0,")
 
     def start(self, init: Init) -> Record:
         require_scores(init, self.name)

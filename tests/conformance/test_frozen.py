@@ -19,7 +19,7 @@ WAYS = {
 }
 SHARES_THE_BODY = {"fedbabu", "fedper", "fedrep"}
 KEEPS_THE_BODY = {"lgfedavg", "fedbn"}  # the body's BatchNorm layers, that is
-COMPARES_FEATURES = {"moon"}  # of a body that all models have in common
+COMPARES_FEATURES = {"moon", "feduv", "fedpac"}  # which a frozen body does not move
 WORKS_ON_THE_HEAD = {"cwfedavg", "fedala", "fedbabu", "fedcp", "fedpac", "fedper", "fedrep", "fedrod", "feduv",
                      "lgfedavg"}
 
@@ -61,6 +61,13 @@ def test_a_frozen_body(tiny, method, train):
         # Dropout comes after the layer '3', so what lies before it is kept in any case.
         kept = {"head": "3", "3+head": "2"}[train]
         assert sim.choices.get("prefix", {}).get("until") == (None if "no prefix" in way else kept)
+
+
+@pytest.mark.parametrize("method", ["feduv:uniformity=0", "fedpac:lam=0"])
+def test_a_term_on_features_that_is_off_asks_for_no_body(tiny, method):
+    """What is left of these works on the head: the variance of scores, the combination of heads."""
+    model = partly(deep, train="head")
+    tiny.close(found(tiny, method, model, engine="stack")[1], found(tiny, method, model, engine="reference")[1], 1e-9)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -13,8 +13,8 @@ from coterie.errors import CoterieError
 METHODS = sorted(registry.methods())
 PLAIN_ALONE = {"apfl", "perfedavg", "pfedme", "scaffold"}
 """Methods whose steps are their own, or whose state is read off the way that plain steps went."""
-NEED_THE_BODY = {"fedbabu", "fedper", "fedrep", "lgfedavg", "moon"}
-"""Methods that share or keep the body, or compare its features, so that one which is frozen leaves them nothing."""
+NEED_THE_BODY = {"fedbabu", "fedpac", "fedper", "fedrep", "feduv", "lgfedavg", "moon"}
+"""Methods that share or keep the body, or move its features, so that one which is frozen leaves them nothing."""
 OPTIMIZERS = ("sgd", "sgd(momentum=0.9,weight_decay=0.01)", "adamw(eps=0.1)")
 """A large eps, as Adam takes what is 0 but for rounding for a direction, and that differs between engines."""
 
