@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
-    "Batch", "Clustered", "Cohort", "CoterieError", "Each", "Federation", "FewModels", "Given", "Init", "Layout",
-    "Method", "Metric", "Model", "Models", "Net", "Nothing", "Personal", "Record", "Result", "Training", "Upload",
-    "Uploads", "compare", "enrol", "experiment", "pick", "run",
+    "Batch", "BelowOne", "Clustered", "Cohort", "CoterieError", "Count", "CountOrZero", "Each", "Federation",
+    "FewModels", "Given", "Init", "Layout", "Method", "Metric", "Model", "Models", "Net", "NonNegative", "Nothing",
+    "Personal", "Positive", "Range", "Record", "Result", "Share", "Training", "Upload", "Uploads", "compare", "enrol",
+    "experiment", "pick", "run",
 ]
 
 if TYPE_CHECKING:  # what `_PLACES` says, for readers that do not run the code
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # what `_PLACES` says, for readers that do not run the code
     from coterie.contract.shapes import Clustered, FewModels, Personal
     from coterie.data import Federation
     from coterie.errors import CoterieError
+    from coterie.options import BelowOne, Count, CountOrZero, NonNegative, Positive, Range, Share
     from coterie.running.experiment import experiment
     from coterie.running.result import Result
     from coterie.running.runs import compare, run
@@ -49,6 +51,7 @@ else:
         "coterie.contract.shapes": ("Clustered", "FewModels", "Personal"),
         "coterie.data": ("Federation",),
         "coterie.errors": ("CoterieError",),
+        "coterie.options": ("BelowOne", "Count", "CountOrZero", "NonNegative", "Positive", "Range", "Share"),
         "coterie.running.training": ("Training",),
         "coterie.running.experiment": ("experiment",),
         "coterie.running.result": ("Result",),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from coterie.errors import CoterieError, unknown
 from coterie.files import IN_FILE
@@ -13,6 +15,111 @@ from coterie.files import IN_FILE
 T = TypeVar("T")
 
 _OPTIONS: dict[type[Any], dict[str, Any]] = {}  # resolving the hints of a class takes longer than all the rest
+_RANGES: dict[type[Any], dict[str, Range]] = {}
+
+
+# -- the values that a number may have --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Range:
+    """The values that an option may have, declared beside it: `tau: Annotated[float, Range(above=0)] = 0.5`.
+
+    A bound that is not given does not bind. NaN is in no range, and infinity only in one that says `infinite`.
+    """
+
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    infinite: bool = False
+
+    def __contains__(self, value: Any) -> bool:
+        return (
+            value == value
+            and (self.infinite or abs(value) <= sys.float_info.max)
+            and (self.above is None or value > self.above)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.below is None or value < self.below)
+            and (self.at_most is None or value <= self.at_most)
+        )
+
+    def __str__(self) -> str:
+        """In words that follow `must be`: above 0, at least 1, from 0 to 1, at least 0 and below 1."""
+        if self.at_least is not None and self.at_most is not None:
+            return f"from {self.at_least:g} to {self.at_most:g}"
+        bounds = {"above": self.above, "at least": self.at_least, "below": self.below, "at most": self.at_most}
+        said = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+        return said or "a number"
+
+
+Positive = Annotated[float, Range(above=0)]
+"""A number above 0: a temperature, a width, a step size."""
+NonNegative = Annotated[float, Range(at_least=0)]
+"""A number of at least 0: the strength of a term, which 0 switches off."""
+Share = Annotated[float, Range(at_least=0, at_most=1)]
+"""A number from 0 to 1: a share of a whole, a probability."""
+BelowOne = Annotated[float, Range(at_least=0, below=1)]
+"""A number of at least 0 and below 1: a share of the past."""
+Count = Annotated[int, Range(at_least=1)]
+"""A whole number of at least 1: clusters, steps, features."""
+CountOrZero = Annotated[int, Range(at_least=0)]
+"""A whole number of at least 0: rounds or epochs that may be left out."""
+
+
+def ranges(cls: type[Any]) -> dict[str, Range]:
+    """The options of a dataclass that have a range: name -> range."""
+    if cls not in _RANGES:
+        hints = get_type_hints(cls, include_extras=True)
+        found = {name: _range_in(hints[name]) for name in options(cls)}
+        _RANGES[cls] = {name: held for name, held in found.items() if held is not None}
+    return _RANGES[cls]
+
+
+def _range_in(hint: Any) -> Range | None:
+    """The range in a hint: `Annotated[float, Range(...)]`, or one of the choices of a union."""
+    if get_origin(hint) is Annotated:
+        beside = [note for note in get_args(hint)[1:] if isinstance(note, Range)]
+        return beside[0] if beside else _range_in(get_args(hint)[0])
+    inner = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
+    return next((held for held in map(_range_in, inner) if held is not None), None)
+
+
+def require_ranges(made: Any) -> None:
+    """Raise unless the options of a dataclass are in their ranges; for `__post_init__`, so however it was made.
+
+    What is neither a number nor text passes: it stands for the numbers of several runs that are computed together.
+    """
+    cls = type(made)
+    for name, held in ranges(cls).items():
+        value, hint = getattr(made, name), options(cls)[name]
+        optional = type(None) in get_args(hint)
+        if value is None and optional:
+            continue
+        what = f"{cls.name}'s {name}" if hasattr(cls, "name") else name
+        number = int if int in (hint, *get_args(hint)) else float
+        if isinstance(value, bool | str | None) or (number is int and not isinstance(value, Integral) and _real(value)):
+            raise CoterieError(f"{what} must be {_article(number)}, not '{value}'.")
+        if _real(value) and value not in held:
+            finite = "" if abs(value) <= sys.float_info.max or value != value else " and finite"
+            raise CoterieError(f"{what} must be {held}{finite}{' or none' if optional else ''}, not {value}.")
+
+
+def _real(value: Any) -> bool:
+    return isinstance(value, Real)
+
+
+def in_words(cls: type[Any], name: str) -> str:
+    """The range of an option as its page lists it, empty where it has none: `a whole number, at least 1, or none`."""
+    held, hint = ranges(cls).get(name), options(cls)[name]
+    if held is None:
+        return ""
+    kinds = (hint, *get_args(hint))
+    said = f"a whole number, {held}" if int in kinds else str(held)
+    return f"{said}{', inf too' if held.infinite else ''}{', or none' if type(None) in kinds else ''}"
+
+
+# -- names, types and text --------------------------------------------------------------------------------------------
 
 
 def options(cls: type[Any]) -> dict[str, Any]:

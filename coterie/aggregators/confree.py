@@ -14,7 +14,7 @@ from torch import Tensor
 from coterie.contract.aggregator import Aggregator
 from coterie.contract.algebra import blend, gram, length, lengths, norms, simplex_qp
 from coterie.contract.layout import Layout
-from coterie.errors import CoterieError
+from coterie.options import BelowOne
 
 _ZERO = 1e-6  # of the updates' mean norm: below it a mixture of them counts as 0
 _TINY = 1e-8  # the released program's guard against dividing by 0
@@ -30,7 +30,7 @@ class ConFREE(Aggregator):
     d = g.
     """
 
-    c: float = 0.5
+    c: BelowOne = 0.5
     """How far d may be from g, as a fraction of |g|."""
     scope: Literal["global", "per_layer", "per_tensor"] = "global"
     """One problem for the whole model, or one for each layer or tensor."""
@@ -48,10 +48,6 @@ class ConFREE(Aggregator):
     protects = "clients whose updates point against the majority's"
     cite = "ConFREE: conflict-free client update aggregation for personalized federated learning, AAAI 2025"
     presets = ("official",)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.c < 1:
-            raise CoterieError(f"confree's radius c must be at least 0 and below 1, not {self.c}.")
 
     @classmethod
     def official(cls) -> ConFREE:

@@ -11,7 +11,7 @@ from torch import Tensor
 from coterie.contract.aggregator import Aggregator
 from coterie.contract.algebra import blend, gram, norms, simplex_qp
 from coterie.contract.layout import Layout
-from coterie.errors import CoterieError
+from coterie.options import Share
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FedMGDAPlus(Aggregator):
     A client that did not move has no direction and is left out.
     """
 
-    epsilon: float = 0.1
+    epsilon: Share = 0.1
     """How far l may be from the clients' weights w: 0 is the mean of normalised updates, 1 is MGDA of them."""
     rescale: Literal["mean_norm", "median_norm", "none"] = "mean_norm"
     """The length r: the mean or median norm of the updates, or 1 with `none` as in easyFL, which keeps taking steps of
@@ -32,10 +32,6 @@ class FedMGDAPlus(Aggregator):
     protects = "clients that are few or move little, from those that are many or move far"
     cite = "Hu et al., Federated learning meets multi-objective optimization, IEEE TNSE 2022"
     presets = ("easyfl",)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.epsilon <= 1:
-            raise CoterieError(f"fedmgdaplus's epsilon must lie between 0 and 1, not {self.epsilon}.")
 
     @classmethod
     def easyfl(cls) -> FedMGDAPlus:

@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie.contract.aggregator import Aggregator
 from coterie.contract.algebra import blend, gram, norms
 from coterie.contract.layout import Layout
-from coterie.errors import CoterieError
+from coterie.options import Count, Positive
 
 
 @dataclass(frozen=True)
@@ -21,19 +21,15 @@ class GeometricMedian(Aggregator):
     the inner products alone. An update that is not finite is left out.
     """
 
-    smoothing: float = 1e-6
+    smoothing: Positive = 1e-6
     """Distances below this times the median norm of the updates count as that."""
-    iterations: int = 1000
+    iterations: Count = 1000
     """The most steps taken."""
     weighted: bool = True
     """Whether clients count by their weights or, with false, alike."""
 
     protects = "the model, while less than half of the weight is arbitrary"
     cite = "Pillutla et al., Robust aggregation for federated learning, IEEE TSP 2022"
-
-    def __post_init__(self) -> None:
-        if not self.smoothing > 0 or self.iterations < 1:
-            raise CoterieError("geometricmedian needs a positive smoothing and at least one iteration.")
 
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         products = gram(updates)

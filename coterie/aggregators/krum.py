@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie.contract.aggregator import Aggregator
 from coterie.contract.algebra import distances, gram
 from coterie.contract.layout import Layout
-from coterie.errors import CoterieError
+from coterie.options import CountOrZero
 
 
 def krum_scores(updates: Tensor, faulty: int) -> Tensor:
@@ -27,15 +27,11 @@ class Krum(Aggregator):
     An update that is not finite is infinitely far from all others.
     """
 
-    faulty: int = 1
+    faulty: CountOrZero = 1
     """So many arbitrary clients among at least 2 faulty + 3 cannot draw the choice away."""
 
     protects = "the model, from `faulty` arbitrary clients"
     cite = "Blanchard et al., Machine learning with adversaries: Byzantine tolerant gradient descent, NeurIPS 2017"
-
-    def __post_init__(self) -> None:
-        if self.faulty < 0:
-            raise CoterieError(f"{self.name}'s number of faulty clients must be at least 0, not {self.faulty}.")
 
     @property
     def minimum(self) -> int:

@@ -10,7 +10,7 @@ from coterie.aggregators.krum import krum_scores
 from coterie.contract.aggregator import Aggregator
 from coterie.contract.algebra import blend
 from coterie.contract.layout import Layout
-from coterie.errors import CoterieError
+from coterie.options import Count, CountOrZero
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,13 @@ class MultiKrum(Aggregator):
     The score, the sum of the squared distances to the N - faulty - 2 nearest updates, does not look at weights.
     """
 
-    faulty: int = 1
+    faulty: CountOrZero = 1
     """So many arbitrary clients among at least 2 faulty + 3 cannot draw the choice away."""
-    chosen: int | None = None
+    chosen: Count | None = None
     """How many updates are averaged; by default N - faulty."""
 
     protects = "the model, from `faulty` arbitrary clients"
     cite = "Blanchard et al., Machine learning with adversaries: Byzantine tolerant gradient descent, NeurIPS 2017"
-
-    def __post_init__(self) -> None:
-        if self.faulty < 0:
-            raise CoterieError(f"multikrum's number of faulty clients must be at least 0, not {self.faulty}.")
-        if self.chosen is not None and self.chosen < 1:
-            raise CoterieError(f"multikrum must choose at least 1 client, not {self.chosen}.")
 
     @property
     def minimum(self) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie.contract.aggregator import Aggregator
 from coterie.contract.algebra import blend, lengths
 from coterie.contract.layout import Layout
-from coterie.errors import CoterieError
+from coterie.options import Positive
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,11 @@ class NormClip(Aggregator):
     An update that is not finite has no direction and counts as 0.
     """
 
-    bound: float | None = None
+    bound: Positive | None = None
     """The bound b; by default the median of the round's norms."""
 
     protects = "the model, from updates that are right or wrong but long"
     cite = "Sun et al., Can you really backdoor federated learning?, 2019"
-
-    def __post_init__(self) -> None:
-        if self.bound is not None and not self.bound > 0:
-            raise CoterieError(f"normclip's bound must be positive (or none, for the median norm), not {self.bound}.")
 
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         sizes = lengths(updates)

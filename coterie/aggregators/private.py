@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from coterie.contract.aggregator import Aggregator
 from coterie.contract.algebra import blend, lengths
 from coterie.contract.layout import Layout
 from coterie.errors import CoterieError
+from coterie.options import Positive, Range
 
 Draw = Callable[[str, int], Tensor]
 """`draw(purpose, count)`: independent standard normal numbers `[count]`, float64 on the CPU."""
@@ -27,20 +29,20 @@ class Private(Aggregator):
     be drawn independently (sampling=poisson). What it protects and what not: docs/privacy.md.
     """
 
-    sigma: float = 1.0
+    sigma: Positive = 1.0
     """The noise in units of the clip; with delta, q and the number of rounds it decides epsilon."""
-    clip: float = 1.0
+    clip: Positive = 1.0
     """The clip C, or where it starts if it adapts."""
-    quantile: float | None = None
+    quantile: Annotated[float, Range(above=0, below=1)] | None = None
     """Adapts the clip: C <- C exp(-clip_lr (b - quantile)), b a noisy share of the participants with |u_i| <= C. The
     noise of updates grows to (sigma^-2 - (2 count_sigma)^-2)^(-1/2), so that both together cost what sigma says."""
-    clip_lr: float = 0.2
+    clip_lr: Positive = 0.2
     """How fast the clip adapts."""
-    count_sigma: float | None = None
+    count_sigma: Positive | None = None
     """The noise of the count behind b; by default a twentieth of the participants expected, at least sigma."""
-    delta: float = 1e-5
+    delta: Annotated[float, Range(above=0, below=1)] = 1e-5
     """The probability left outside epsilon's promise; choose it well below 1 / M."""
-    epsilon: float | None = None
+    epsilon: Positive | None = None
     """The budget: a run whose rounds would spend more is refused."""
 
     private = True
@@ -51,14 +53,7 @@ class Private(Aggregator):
     )
 
     def __post_init__(self) -> None:
-        positive = {"sigma": self.sigma, "clip": self.clip, "clip_lr": self.clip_lr}
-        positive |= {n: v for n, v in (("count_sigma", self.count_sigma), ("epsilon", self.epsilon)) if v is not None}
-        for name, value in positive.items():
-            if not (value > 0 and math.isfinite(value)):
-                raise CoterieError(f"private's {name} must be a positive number, not {value}.")
-        for name, part in (("delta", self.delta), ("quantile", self.quantile)):
-            if part is not None and not 0 < part < 1:
-                raise CoterieError(f"private's {name} must lie between 0 and 1, not {part}.")
+        super().__post_init__()
         if self.count_sigma is not None and self.quantile is not None and 2 * self.count_sigma <= self.sigma:
             raise CoterieError(
                 f"private's count_sigma must be above sigma / 2 = {self.sigma / 2:g}, not {self.count_sigma:g}: the "

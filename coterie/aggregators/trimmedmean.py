@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from coterie.contract.aggregator import Aggregator
 from coterie.contract.algebra import blocks
 from coterie.contract.layout import Layout
-from coterie.errors import CoterieError
+from coterie.options import Range
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,13 @@ class TrimmedMean(Aggregator):
     equally weighted clients would be cut.
     """
 
-    trim: float = 0.2
+    trim: Annotated[float, Range(above=0, below=0.5)] = 0.2
     """The part of the weight that is cut off at either end."""
     weighted: bool = True
     """Whether clients count by their weights or, with false, alike."""
 
     protects = "the model, from arbitrary clients of at most `trim` of the weight together"
     cite = "Yin et al., Byzantine-robust distributed learning: towards optimal statistical rates, ICML 2018"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.trim < 0.5:
-            raise CoterieError(f"trimmedmean's trim must lie between 0 and 0.5, not {self.trim}.")
 
     @property
     def minimum(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.contract.layout import Layout
+from coterie.options import require_ranges
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Aggregator:
         super().__init_subclass__()
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
 
     @property
     def minimum(self) -> int:

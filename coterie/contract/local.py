@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from coterie.contract.schedules import Schedule
-from coterie.errors import CoterieError
+from coterie.options import BelowOne, Count, CountOrZero, Positive, Range, require_ranges
 
 
 @dataclass(frozen=True)
@@ -27,30 +26,30 @@ class LocalOptions:
     }
     """What others call an option, without `_` and `-`."""
 
-    epochs: int = 1
+    epochs: CountOrZero = 1
     """Local epochs a round."""
-    steps: int | None = None
+    steps: Count | None = None
     """Local steps a round, instead of epochs."""
-    batch: int = 10
+    batch: CountOrZero = 10
     """Batch size; 0 takes all samples of a client at once."""
-    lr: float = 0.05
+    lr: Positive = 0.05
     """Learning rate of local training."""
     optimizer: str = "sgd"
     """Clients' steps: sgd, sgd(momentum=0.9,nesterov=true,weight_decay=1e-4), adam, adamw, yogi, adagrad, or a class in
     a file. What an optimizer remembers is fresh each round, or kept by the client with keep=true."""
-    clip: float | None = None
+    clip: Positive | None = None
     """Largest norm of the gradient of a local step; none does not clip."""
     schedule: Schedule = "constant"
     """How the learning rate changes over rounds: not, times `decay` each round, or as half a cosine to 0."""
-    decay: float = 0.99
+    decay: Annotated[float, Range(above=0, at_most=1)] = 0.99
     """Factor a round for schedule=decay."""
-    warmup: int = 0
+    warmup: CountOrZero = 0
     """Rounds in which the learning rate first rises, in equal steps to `lr`; the schedule begins after them."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: in training, a client's samples of a class count n / (classes it holds * samples of the class) times,
     so that its classes weigh alike. Its counts stay with it; scores are never weighted."""
-    label_smoothing: float = 0.0
-    """Share of a label that training spreads over all classes, from 0 to below 1; scores take labels as they are."""
+    label_smoothing: BelowOne = 0.0
+    """Share of a label that training spreads over all classes; scores take labels as they are."""
     augment: str = "none"
     """Images as training sees them: flip (left and right swapped, every second one), crop(pad=4) (moved by up to `pad`
     pixels, zeros at the border), or flip+crop(pad=4); drawn anew for every batch, never when scoring."""
@@ -58,14 +57,4 @@ class LocalOptions:
     """How the server steps along the averaged update: sgd takes it as it is, others as in adam(lr=0.01)."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "warmup"):
-            if getattr(self, name) < 0:
-                raise CoterieError(f"{name} must be at least 0, not {getattr(self, name)}.")
-        if self.steps is not None and self.steps < 1:
-            raise CoterieError(f"steps must be at least 1, not {self.steps}.")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise CoterieError(f"lr must be a positive number, not {self.lr}.")
-        if self.clip is not None and not (self.clip > 0 and math.isfinite(self.clip)):
-            raise CoterieError(f"clip must be a positive number or none, not {self.clip}.")
-        if not 0 <= self.label_smoothing < 1:
-            raise CoterieError(f"label_smoothing must be at least 0 and below 1, not {self.label_smoothing}.")
+        require_ranges(self)

@@ -16,6 +16,7 @@ from coterie.contract.local import LocalOptions
 from coterie.contract.mean import Mean
 from coterie.contract.records import Model, Models, Nothing, Record, Upload
 from coterie.errors import CoterieError, unknown
+from coterie.options import require_ranges
 
 Trained = TypeVar("Trained", bound=LocalOptions)
 
@@ -105,6 +106,9 @@ class Method:
         super().__init_subclass__(**options)
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
 
     # -- server ----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.options import require_ranges
+
 Kind = Literal["classes", "numbers", "any"]
 """What a metric can score: class scores, numbers (regression), or both."""
 Held = NDArray[np.int64] | Sequence[Tensor]
@@ -46,6 +48,9 @@ class Tally:
         super().__init_subclass__()
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
 
     @property
     def label(self) -> str:

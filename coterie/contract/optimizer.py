@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from coterie.errors import CoterieError
+from coterie.options import Positive, require_ranges
 
 Number = float | Tensor
 """One number for all, or a tensor that broadcasts over what it is used with."""
@@ -24,7 +23,7 @@ class Optimizer:
     but the memory.
     """
 
-    lr: float | None = field(default=None, kw_only=True)
+    lr: Positive | None = field(default=None, kw_only=True)
     """Step size at the server; clients step by the run's learning rate."""
     keep: bool = field(default=False, kw_only=True)
     """Whether a client keeps the memory from round to round; otherwise it is fresh each time."""
@@ -58,23 +57,11 @@ class Optimizer:
         return False
 
     def __post_init__(self) -> None:
-        if self.lr is not None:
-            self.positive("lr")
+        require_ranges(self)
         self.check()
 
     def check(self) -> None:
-        """Raise a CoterieError for options that cannot be meant."""
-
-    def share(self, name: str) -> None:
-        """Raise unless the option of this name is at least 0 and below 1, as a share of the past must be."""
-        if not 0 <= getattr(self, name) < 1:
-            raise CoterieError(f"{self.name}'s {name} must be at least 0 and below 1, not {getattr(self, name)}.")
-
-    def positive(self, name: str, or_zero: bool = False) -> None:
-        """Raise unless the option of this name is a positive number, or 0 where that is allowed."""
-        value = getattr(self, name)
-        if not (0 < value < math.inf or (or_zero and value == 0)):
-            raise CoterieError(f"{self.name}'s {name} must be {'at least 0' if or_zero else 'positive'}, not {value}.")
+        """Raise a CoterieError for options that do not go together; each one's range is declared beside it."""
 
     def step(self, row: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: Number, count: Number) -> None:
         """Move `row` and `state`, in place, by one step; the `gradient` may be overwritten.

@@ -15,20 +15,21 @@ from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
 from coterie.contract.records import Each, Model, Models, Record
 from coterie.errors import CoterieError
+from coterie.options import Count
 
 
 @dataclass(frozen=True)
 class FewModels(Method):
     """Methods with K = `models` server models, which start from independent draws: equal ones would stay alike."""
 
-    models: int = 3
+    models: Count = 3
     """How many models the server keeps, K."""
 
     family = "few models"
     shared = "K models"
 
     def check(self, population: int, layout: Layout) -> None:
-        if not 1 <= self.models <= population:
+        if self.models > population:
             raise CoterieError(f"{self.name} with {self.models} models needs as many clients; there are {population}.")
 
     def start(self, init: Init) -> Record:

@@ -12,6 +12,7 @@ from coterie.contract.cohort import Cohort
 from coterie.contract.net import Batch, Given, Net
 from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedavg import FedAvg
+from coterie.options import NonNegative, Share
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ class APFL(FedAvg):
     and after the round the mixture replaces v and is deployed as it is.
     """
 
-    alpha: float = 0.5
+    alpha: Share = 0.5
     """Share of the own model in the mixture, at the start."""
     adaptive: bool = True
     """Whether the share is learned, once a round."""
-    alpha_lr: float | None = None
+    alpha_lr: NonNegative | None = None
     """Step size of the share; none takes the run's learning rate."""
-    rho: float = 0.0
+    rho: NonNegative = 0.0
     """How strongly the share is pulled towards 0, the shared model."""
     form: Literal["paper", "pfllib"] = "paper"
     """As the paper describes it, or as PFLlib's program does it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from coterie.contract.cohort import Cohort, Init
 from coterie.contract.method import Uploads, enrol
 from coterie.contract.records import Models, Record, Upload
 from coterie.contract.shapes import Clustered
+from coterie.options import Count, CountOrZero, Range, Share
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,17 @@ class CFL(Clustered):
     `weighted=False` counts clients alike. Norms and cosines are those of the parameters.
     """
 
-    eps1: float = 0.4
+    eps1: Annotated[float, Range(at_least=0, infinite=True)] = 0.4
     """A cluster may split when its mean update is shorter than this."""
-    eps2: float = 0.6
+    eps2: Annotated[float, Range(at_least=0, infinite=True)] = 0.6
     """It splits only if some client's update is longer than this."""
     relative: bool = True
     """Whether eps1 and eps2 are fractions of the longest update so far."""
-    split_after: int = 0
+    split_after: CountOrZero = 0
     """Rounds before the first split."""
-    smallest: int = 2
+    smallest: Count = 2
     """Clusters of at most so many clients are not split."""
-    gamma: float = 0.0
+    gamma: Share = 0.0
     """A split needs a cosine across the cut below 1 - 2 gamma^2; larger values split less."""
     weighted: bool = True
     """Whether clients count by their samples; false counts them alike."""

@@ -15,6 +15,7 @@ from coterie.contract.method import Method, Uploads, enrol
 from coterie.contract.net import Batch, Given, Net, Row
 from coterie.contract.records import Each, Model, Nothing, Record, Upload
 from coterie.errors import CoterieError
+from coterie.options import NonNegative
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class CwFedAvg(Method):
     """What is averaged class by class; the rest is averaged as by FedAvg."""
     distribution: Literal["true", "approx"] = "true"
     """Label shares: the true ones, which a client tells once, or read off the norms of its output layer."""
-    lam: float = 10.0
+    lam: NonNegative = 10.0
     """Strength of the term that makes these norms follow the labels."""
     half_lambda: bool = False
     """Whether lam is halved, as the released program does."""

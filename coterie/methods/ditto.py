@@ -10,6 +10,7 @@ from coterie.contract.cohort import Cohort
 from coterie.contract.net import Given
 from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedavg import FedAvg
+from coterie.options import Count, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,11 @@ class Ditto(FedAvg):
     learning rate `personal_lr`, both by default the run's.
     """
 
-    lam: float = 1.0
+    lam: NonNegative = 1.0
     """How strongly the personal model is held near the shared one."""
-    personal_epochs: int | None = None
+    personal_epochs: Count | None = None
     """Local epochs of the personal model a round; none takes the run's."""
-    personal_lr: float | None = None
+    personal_lr: Positive | None = None
     """Learning rate of the personal model; none takes the run's."""
 
     family = "regularised"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from coterie.contract.layout import Layout
 from coterie.contract.net import Batch, Given, Net
 from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedavg import FedAvg
+from coterie.options import Count, NonNegative, Range, Share
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,15 @@ class FedALA(FedAvg):
 
     layers: str = "head"
     """The part in which own and received model are blended; the rest is the received one."""
-    eta: float = 1.0
+    eta: NonNegative = 1.0
     """Step size of the blending weights W."""
-    fraction: float = 0.8
+    fraction: Annotated[float, Range(above=0, at_most=1)] = 0.8
     """Share of the training data that W is fitted on."""
-    initial: float = 1.0
+    initial: Share = 1.0
     """Value of W at the start; 1 is the received model."""
-    settled: float = 0.1
+    settled: NonNegative = 0.1
     """W has settled once the losses of the last ten passes spread by less than this."""
-    passes: int = 100
+    passes: Count = 100
     """Most passes the first time, when W is fitted until it has settled."""
 
     family = "personalized aggregation"

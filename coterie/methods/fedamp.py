@@ -10,12 +10,11 @@ from torch import Tensor
 
 from coterie.contract.algebra import between, cosines
 from coterie.contract.cohort import Cohort, Init
-from coterie.contract.layout import Layout
 from coterie.contract.method import Uploads, enrol
 from coterie.contract.net import Given
 from coterie.contract.records import Each, Model, Models, Record, Upload
 from coterie.contract.shapes import Personal
-from coterie.errors import CoterieError
+from coterie.options import NonNegative, Positive, Share
 
 
 @dataclass(frozen=True)
@@ -65,15 +64,15 @@ class FedAMP(Personal):
     to exp(sigma cos(w_i, w_j)), by default with sigma = 1 / median(1 - cos).
     """
 
-    lam: float = 1.0
+    lam: NonNegative = 1.0
     """How strongly a client is pulled to its mixture of similar models."""
-    alpha: float | None = None
+    alpha: Positive | None = None
     """Step size of the mixture; none takes sigma / M in it and 1 in the pull."""
-    sigma: float | None = None
+    sigma: Positive | None = None
     """Distance within which models count as similar, squared; none takes the median of two clients'."""
     by: Literal["distance", "cosine"] = "distance"
     """What makes two models similar: their distance, or the cosine between them (HeurFedAMP)."""
-    own: float = 0.5
+    own: Share = 0.5
     """With by=cosine, the share of a client's own model in its mixture."""
 
     family = "personalized aggregation"
@@ -94,10 +93,6 @@ class FedAMP(Personal):
     def heur(cls) -> FedAMP:
         """HeurFedAMP: models are compared by their angles, which suits deep networks."""
         return cls(by="cosine")
-
-    def check(self, population: int, layout: Layout) -> None:
-        if not 0 <= self.own <= 1:
-            raise CoterieError(f"fedamp's own must lie between 0 and 1, not {self.own}.")
 
     def start(self, init: Init) -> Record:
         rows = init.row.repeat(init.population, 1)

@@ -10,6 +10,7 @@ from coterie.contract.cohort import Cohort
 from coterie.contract.layout import Layout
 from coterie.contract.records import Model, Record
 from coterie.methods.fedavg import FedAvg
+from coterie.options import CountOrZero, Positive
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,11 @@ class FedAvgFT(FedAvg):
     fine-tuned copy is never written back.
     """
 
-    finetune_epochs: int | None = None
+    finetune_epochs: CountOrZero | None = None
     """Local epochs of fine-tuning; none takes the run's."""
     part: str = "all"
     """The part of the model that is fine-tuned."""
-    finetune_lr: float | None = None
+    finetune_lr: Positive | None = None
     """Learning rate of fine-tuning; none takes the run's."""
 
     shared = "the model"

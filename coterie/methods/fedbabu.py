@@ -11,6 +11,7 @@ from coterie.contract.cohort import Cohort
 from coterie.contract.layout import Layout
 from coterie.contract.records import Model, Nothing, Record, Upload
 from coterie.methods.fedper import FedPer
+from coterie.options import CountOrZero
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class FedBABU(FedPer):
     `finetune_from=own` it starts from the body that this client trained last.
     """
 
-    finetune_epochs: int = 5
+    finetune_epochs: CountOrZero = 5
     """Local epochs of fine-tuning before use; 0 uses the shared model."""
     part: str = "all"
     """The part of the model that is fine-tuned."""

@@ -18,6 +18,7 @@ from coterie.contract.net import Batch, Given, Net, Row
 from coterie.contract.objectives import scores
 from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedper import FedPer
+from coterie.options import NonNegative
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)  # of the kernels that compare features
 
@@ -31,7 +32,7 @@ class FedCP(FedPer):
     gate has no noise; v_i is made anew whenever the model arrives, from p_i, which stays and starts as a copy of h.
     """
 
-    lam: float = 5.0
+    lam: NonNegative = 5.0
     """How strongly features are held near those of the received body."""
     personal: str = field(default="personal+context", init=False)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from coterie.contract.cohort import Cohort, Init
-from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
 from coterie.contract.net import Batch, Given, Net, Row
 from coterie.contract.objectives import flat
 from coterie.contract.records import Model, Record, Upload
-from coterie.errors import CoterieError
+from coterie.options import Positive, Range
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class FedDyn(Method):
     near theta.
     """
 
-    alpha: float = 0.1
+    alpha: Positive = 0.1
     """Strength of the dynamic term that brings clients to a common optimum."""
-    gradient_clip: float | None = 10.0
+    gradient_clip: Positive | None = 10.0
     """Largest norm of a step's gradient; none does not clip."""
-    norm_power: int = 2
+    norm_power: Annotated[int, Range(at_least=0, at_most=2)] = 2
     """2 as in the paper, 1 as in PFLlib (norm not squared), 0 as in FL-bench (no pull to the shared model)."""
 
     family = "regularised"
@@ -61,12 +61,6 @@ class FedDyn(Method):
     def flbench(cls) -> FedDyn:
         """The program FL-bench, which leaves out the square of w."""
         return cls(norm_power=0, validation=False)
-
-    def check(self, population: int, layout: Layout) -> None:
-        if not self.alpha > 0:
-            raise CoterieError(f"feddyn's alpha must be positive, not {self.alpha}.")
-        if self.norm_power not in (0, 1, 2):
-            raise CoterieError(f"feddyn's norm_power must be 0, 1 or 2, not {self.norm_power}.")
 
     def start(self, init: Init) -> Record:
         return Tilted(init.row, torch.zeros_like(init.row), torch.zeros((), dtype=torch.int64, device=init.row.device))

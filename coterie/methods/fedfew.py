@@ -14,6 +14,7 @@ from coterie.contract.method import Uploads, pick
 from coterie.contract.records import Models, Record, Upload
 from coterie.contract.shapes import FewModels
 from coterie.errors import CoterieError
+from coterie.options import NonNegative, Positive
 
 
 def stch_set_weights(losses: Tensor, mu: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,11 +44,11 @@ class FedFew(FewModels):
     clients, which compares their losses, is gone.
     """
 
-    mu: float = 0.01
+    mu: Positive = 0.01
     """The temperature: towards 0 only the worst client counts, far above the losses all count alike."""
     start_from: Literal["independent", "same", "same+noise"] = "independent"
     """How the K models start: drawn independently, equal, or equal up to `noise`."""
-    noise: float = 0.01
+    noise: NonNegative = 0.01
     """Standard deviation of the difference with start_from=same+noise."""
     loss_at: Literal["before", "running", "after"] = "before"
     """Which loss the weights are made of."""
@@ -73,8 +74,6 @@ class FedFew(FewModels):
 
     def check(self, population: int, layout: Layout) -> None:
         super().check(population, layout)
-        if not self.mu > 0:
-            raise CoterieError(f"fedfew's temperature mu must be positive, not {self.mu}.")
         if self.weigh == "client" and (self.scale or self.normalise):
             raise CoterieError(
                 "fedfew's weigh=client knows neither the other clients' n nor their weights; set scale=false and "

@@ -12,6 +12,7 @@ from coterie.contract.cohort import Cohort, Init
 from coterie.contract.method import Uploads
 from coterie.contract.records import Each, Model, Models, Record, Upload
 from coterie.contract.shapes import Personal
+from coterie.options import Count, Share
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class FedFomo(Personal):
     random ones. Distances are those of the parameters. Where no model helps, a client goes on from its own.
     """
 
-    received: int = 5
+    received: Count = 5
     """Models of other clients that a client receives."""
-    explore: float = 0.0
+    explore: Share = 0.0
     """Probability that it receives random ones instead of those that helped most."""
 
     family = "personalized aggregation"

@@ -12,6 +12,7 @@ from coterie.contract.method import Uploads
 from coterie.contract.net import Given
 from coterie.contract.records import Model, Models, Record, Upload
 from coterie.contract.shapes import Personal
+from coterie.options import NonNegative
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class FedMTL(Personal):
     sends all participants' models to everyone and then trains each client alone.
     """
 
-    lam: float = 0.1
+    lam: NonNegative = 0.1
     """How strongly a client is pulled to the mean of all models."""
     detached: bool = False
     """Whether the pull has no gradient, as in PFLlib; clients then train alone."""

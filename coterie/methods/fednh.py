@@ -15,6 +15,7 @@ from coterie.contract.net import Batch, Given, Net
 from coterie.contract.objectives import by_class
 from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedavg import FedAvg
+from coterie.options import Positive, Share
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class FedNH(FedAvg):
     clients alike. rho = 1 keeps W as it started.
     """
 
-    rho: float = 0.9
+    rho: Share = 0.9
     """Share of the old prototype in the new one; 1 keeps those of the start."""
-    scale: float = 1.0
+    scale: Positive = 1.0
     """The factor s of the scores, at the start."""
     learn_scale: bool = True
     """Whether s is trained."""

@@ -17,6 +17,7 @@ from coterie.contract.method import Method, Uploads, enrol
 from coterie.contract.net import Batch, Given, Net, Row
 from coterie.contract.objectives import by_class
 from coterie.contract.records import Each, Model, Record, Upload
+from coterie.options import BelowOne, Count, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ class FedPAC(Method):
     dropped. The head trains for `head_epochs` at `head_lr` (by default the run's), the body for the run's epochs.
     """
 
-    lam: float = 1.0
+    lam: NonNegative = 1.0
     """How strongly features are pulled to the mean feature of their class."""
-    head_epochs: int = 1
+    head_epochs: Count = 1
     """Local epochs of the head a round."""
-    head_lr: float | None = None
+    head_lr: Positive | None = None
     """Learning rate of the head; none takes the run's."""
-    threshold: float = 1e-3
+    threshold: BelowOne = 1e-3
     """Weights of other clients' heads below this are dropped."""
 
     family = "decoupled"

@@ -9,13 +9,14 @@ from torch import Tensor
 from coterie.contract.cohort import Cohort
 from coterie.contract.net import Given
 from coterie.methods.fedavg import FedAvg
+from coterie.options import NonNegative
 
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """Clients minimise L_i(w) + mu/2 |w - theta|^2: every step adds mu (w - theta) to the gradient."""
 
-    mu: float = 0.01
+    mu: NonNegative = 0.01
     """How strongly clients are held near the received model; 0 is FedAvg."""
 
     cite = "Li et al., Federated optimization in heterogeneous networks, MLSys 2020"

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from coterie.contract.cohort import Cohort
 from coterie.methods.fedper import FedPer
+from coterie.options import CountOrZero
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,9 @@ class FedRep(FedPer):
     statistics in the body move in both.
     """
 
-    head_epochs: int = 5
+    head_epochs: CountOrZero = 5
     """Local epochs of the head a round, before the body's."""
-    body_epochs: int | None = 1
+    body_epochs: CountOrZero | None = 1
     """Local epochs of the body a round; none takes the run's."""
 
     newcomer = "the shared body and a head fitted to it"

@@ -15,6 +15,7 @@ from coterie.contract.net import Batch, Given, Net, Row
 from coterie.contract.objectives import scores
 from coterie.contract.records import Model, Record
 from coterie.methods.fedper import FedPer
+from coterie.options import NonNegative
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class FedROD(FedPer):
     else. (phi, h_g) <- sum_i p_i (phi_i, h_gi). A client uses h_g(z) + p_i(z); p_i starts as a copy of h_g.
     """
 
-    gamma: float = 1.0
+    gamma: NonNegative = 1.0
     """How far the generic head is trained as if classes were equally frequent; 0 is plain training."""
     personal: str = field(default="personal", init=False)
 

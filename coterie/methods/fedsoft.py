@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,12 +11,11 @@ from torch import Tensor
 from coterie import streams
 from coterie.contract.algebra import chosen
 from coterie.contract.cohort import Cohort, Init
-from coterie.contract.layout import Layout
 from coterie.contract.method import Uploads
 from coterie.contract.net import Batch, Given, Net
 from coterie.contract.records import Models, Record, Upload
 from coterie.contract.shapes import FewModels, Personal
-from coterie.errors import CoterieError
+from coterie.options import Count, NonNegative, Range
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class FedSoft(FewModels, Personal):
     in every cluster; with `selected`, c_s is instead the plain mean of so many of them, drawn with probabilities v_is.
     """
 
-    lam: float = 0.1
+    lam: NonNegative = 0.1
     """How strongly a client is held near the cluster models it belongs to."""
-    sigma: float = 1e-4
+    sigma: Annotated[float, Range(above=0, at_most=1)] = 1e-4
     """Least share of a cluster in a client."""
-    every: int = 1
+    every: Count = 1
     """Rounds between two counts of who belongs where."""
-    selected: int | None = None
+    selected: Count | None = None
     """Participants drawn for each cluster's mean; none takes all, weighted."""
 
     down = "K"
@@ -76,11 +76,6 @@ class FedSoft(FewModels, Personal):
     newcomer = "the mixture of the cluster models by its samples, trained for a round near them"
     cite = "Ruan, Joe-Wong, FedSoft: soft clustered federated learning with proximal local updating, AAAI 2022"
     hook = "the pull to the cluster models is a part of the gradient: momentum and means of squares see both"
-
-    def check(self, population: int, layout: Layout) -> None:
-        super().check(population, layout)
-        if self.selected is not None and self.selected < 1:
-            raise CoterieError(f"fedsoft must select at least 1 client a cluster, not {self.selected}.")
 
     def start(self, init: Init) -> Record:
         rows = init.rows(self.models)

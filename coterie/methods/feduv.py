@@ -15,6 +15,7 @@ from coterie.contract.layout import Layout
 from coterie.contract.net import Batch, Given, Net, Row
 from coterie.contract.records import Record
 from coterie.methods.fedavg import FedAvg
+from coterie.options import NonNegative
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class FedUV(FedAvg):
     A single sample has neither variance nor pairs.
     """
 
-    variance: float = 2.5
+    variance: NonNegative = 2.5
     """Strength of the term that keeps the classes' scores varied."""
-    uniformity: float = 0.5
+    uniformity: NonNegative = 0.5
     """Strength of the term that spreads the features."""
 
     family = "regularised"

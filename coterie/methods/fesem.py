@@ -13,6 +13,7 @@ from coterie.contract.method import Uploads, enrol
 from coterie.contract.net import Given
 from coterie.contract.records import Models, Record, Upload
 from coterie.contract.shapes import Clustered, FewModels
+from coterie.options import Count, NonNegative
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class FeSEM(Clustered, FewModels):
     lam / 2 |theta - W_{r_i}|^2 to a client's loss. Distances are those of the parameters.
     """
 
-    common_rounds: int = 1
+    common_rounds: Count = 1
     """Rounds of one common model before the centres are placed."""
     weighted: bool = False
     """Whether clients count by their samples in a centre; false counts them alike."""
-    lam: float = 0.0
+    lam: NonNegative = 0.0
     """How strongly a client is held near its centre."""
 
     shared = "K centres"

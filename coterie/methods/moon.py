@@ -14,6 +14,7 @@ from coterie.contract.net import Batch, Given, Net, Row
 from coterie.contract.objectives import cosine
 from coterie.contract.records import Model, Record, Upload
 from coterie.methods.fedavg import FedAvg
+from coterie.options import CountOrZero, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,11 @@ class MOON(FedAvg):
     a ReLU between, under the head; by default the model stays as it is.
     """
 
-    mu: float = 1.0
+    mu: NonNegative = 1.0
     """Strength of the contrastive term; 0 is FedAvg."""
-    tau: float = 0.5
+    tau: Positive = 0.5
     """Temperature of the contrastive term."""
-    projection_head: int = 0
+    projection_head: CountOrZero = 0
     """Features of a projection under the head (256 in the paper); 0 leaves the model as it is."""
 
     family = "regularised"

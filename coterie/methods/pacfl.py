@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from coterie.contract.cohort import Cohort, Init
 from coterie.contract.method import Uploads, enrol
 from coterie.contract.records import Models, Record, Upload
 from coterie.contract.shapes import Clustered
+from coterie.options import Count, Range
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class PACFL(Clustered):
     All clusters start from the same model.
     """
 
-    vectors: int = 3
+    vectors: Count = 3
     """Singular vectors a client sends for each label."""
-    beta: float | None = None
+    beta: Annotated[float, Range(infinite=True)] | None = None
     """Clusters are merged up to this angle in degrees; none cuts at the widest gap between merges."""
     linkage: Literal["average", "weighted", "complete", "single"] = "average"
     """How the distance of two clusters follows from those of their members."""

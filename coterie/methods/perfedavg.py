@@ -12,6 +12,7 @@ from coterie.contract.net import Batch, Given, Net
 from coterie.contract.objectives import hessian_times
 from coterie.contract.records import Model, Record
 from coterie.methods.fedavg import FedAvg
+from coterie.options import CountOrZero, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,13 @@ class PerFedAvg(FedAvg):
 
     order: Literal["first", "hessian_free", "exact"] = "first"
     """How the second-order term is computed: left out, by differences of gradients, or exactly."""
-    alpha: float | None = None
+    alpha: NonNegative | None = None
     """Step size of the inner step and of adaptation; none takes the run's learning rate."""
-    beta: float | None = None
+    beta: NonNegative | None = None
     """Step size of the outer step; none takes the run's learning rate."""
-    delta: float = 1e-3
+    delta: Positive = 1e-3
     """Width of the differences with order=hessian_free."""
-    adapt_steps: int | None = 1
+    adapt_steps: CountOrZero | None = 1
     """Steps of adaptation before use; none takes the run's local epochs."""
 
     family = "meta-learning"

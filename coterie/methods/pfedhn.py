@@ -17,6 +17,7 @@ from coterie.contract.method import Uploads, enrol
 from coterie.contract.net import Batch, Given, Net
 from coterie.contract.records import Each, Model, Record, Upload
 from coterie.methods.fedper import FedPer
+from coterie.options import BelowOne, Count, CountOrZero, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -47,25 +48,25 @@ class PFedHN(FedPer):
 
     personal: str = "none"
     """A part that the hypernetwork does not write and that stays with its client."""
-    embedding: int | None = None
+    embedding: CountOrZero | None = None
     """Numbers that describe a client; none takes 1 + M / 4."""
-    hidden: int = 100
+    hidden: Count = 100
     """Width of the hypernetwork."""
-    depth: int = 3
+    depth: CountOrZero = 3
     """Hidden layers after the first."""
-    spread: float = 1.0
+    spread: NonNegative = 1.0
     """How much models differ between clients at the start."""
-    hyper_lr: float = 0.1
+    hyper_lr: Positive = 0.1
     """Step size of the hypernetwork."""
-    hyper_momentum: float = 0.9
+    hyper_momentum: BelowOne = 0.9
     """Momentum of its steps."""
-    hyper_decay: float = 1e-3
+    hyper_decay: NonNegative = 1e-3
     """Weight decay of its steps."""
-    hyper_clip: float = 50.0
+    hyper_clip: Positive = 50.0
     """Largest norm of its gradient."""
-    adapt: int = 20
+    adapt: CountOrZero = 20
     """Steps that fit the embedding of an unseen client."""
-    adapt_lr: float = 0.1
+    adapt_lr: Positive = 0.1
     """Their size."""
 
     family = "personalized aggregation"

@@ -11,6 +11,7 @@ from coterie.contract.method import Method, Uploads
 from coterie.contract.net import Batch, Given, Net, Row
 from coterie.contract.objectives import flat
 from coterie.contract.records import Model, Record
+from coterie.options import Count, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -23,19 +24,19 @@ class PFedMe(Method):
     the inner problem solved anew from theta: `inner` steps on its batches. They are stable for inner_lr (lam + nu) < 2.
     """
 
-    lam: float = 15.0
+    lam: NonNegative = 15.0
     """How strongly the personal model is held near the shared one."""
-    inner: int = 5
+    inner: Count = 5
     """Steps of the personal model for each batch."""
-    inner_lr: float = 0.01
+    inner_lr: Positive = 0.01
     """Their size."""
-    nu: float = 0.0
+    nu: NonNegative = 0.0
     """Weight decay of the personal model."""
-    beta: float = 1.0
+    beta: NonNegative = 1.0
     """Share of the clients' mean in the new shared model; a server optimizer steps along what this leaves."""
     weighted: bool = False
     """Whether clients count by their samples; false counts them alike."""
-    batches: int | None = None
+    batches: Count | None = None
     """Batches a round; none takes those of the run's epochs."""
 
     family = "regularised"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coterie.contract.metric import Metric, Scale
 from coterie.errors import CoterieError
+from coterie.options import Count
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Accuracy(Metric):
 class TopK(Metric):
     """Samples whose class is among the k largest outputs, over samples; of equal outputs the first counts as larger."""
 
-    k: int = 5
+    k: Count = 5
     """How many answers a model has."""
 
     name = "top_k"
@@ -42,10 +43,10 @@ class TopK(Metric):
         return replace(super().scale, title=f"top-{self.k} accuracy")
 
     def check(self, classes: int) -> None:
-        if not 1 <= self.k < classes:
+        if self.k >= classes:
             raise CoterieError(
-                f"top_k's k must be at least 1 and below the {classes} classes of these data, not {self.k}; write "
-                f"top_k(k={max(1, min(self.k, classes - 1))})."
+                f"top_k's k must be below the {classes} classes of these data, not {self.k}; write "
+                f"top_k(k={max(1, classes - 1)})."
             )
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.contract.metric import Metric
-from coterie.errors import CoterieError
+from coterie.options import Count
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,13 @@ class ECE(Metric):
     numbers count as full confidence.
     """
 
-    bins: int = 15
+    bins: Count = 15
     """Bins of equal width between 0 and 1."""
 
     title = "calibration error"
     higher = False
     percent = True
     kind = "classes"
-
-    def check(self, classes: int) -> None:
-        if self.bins < 1:
-            raise CoterieError(f"ece's bins must be at least 1, not {self.bins}.")
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         confidence = outputs.softmax(-1).amax(-1).nan_to_num(1.0)

@@ -28,6 +28,7 @@ class Loss(Metric):
     higher = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not callable(self.function):
             raise CoterieError(f"the loss is the run's own and has no options, so '{self.function}' has no place here; "
                                "write loss.")

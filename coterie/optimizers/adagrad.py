@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from coterie.contract.optimizer import Number, Optimizer
+from coterie.options import NonNegative, Positive
 
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
     """v <- v + g^2; w <- w - lr g / (sqrt(v) + eps). At the server g is minus the aggregated update: FedAdagrad."""
 
-    eps: float = 1e-10
+    eps: Positive = 1e-10
     """What keeps the divisor from 0; 0.001 at the server."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     """How strongly weights are pulled to 0, as a part of the gradient."""
 
     cite = "Duchi, Hazan, Singer, Adaptive subgradient methods, JMLR 2011; at the server: Reddi et al., Adaptive " \
@@ -28,10 +29,6 @@ class Adagrad(Optimizer):
     @property
     def slots(self) -> tuple[str, ...]:
         return ("square",)
-
-    def check(self) -> None:
-        self.positive("eps")
-        self.positive("weight_decay", or_zero=True)
 
     def step(self, row: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: Number, count: Number) -> None:
         if self.weight_decay:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.contract.optimizer import Number, Optimizer
+from coterie.options import BelowOne, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,13 @@ class Adam(Optimizer):
     FedAdam.
     """
 
-    beta1: float = 0.9
+    beta1: BelowOne = 0.9
     """Share of the past in the mean of the gradients."""
-    beta2: float = 0.999
+    beta2: BelowOne = 0.999
     """Share of the past in the mean of their squares; 0.99 at the server."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """What keeps the divisor from 0; 0.001 at the server, where it says how large an update counts as large."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     """How strongly weights are pulled to 0."""
     corrected: bool = True
     """Whether the means are corrected for their start at 0; false at the server."""
@@ -41,12 +42,6 @@ class Adam(Optimizer):
     @property
     def slots(self) -> tuple[str, ...]:
         return ("mean", "square")
-
-    def check(self) -> None:
-        self.share("beta1")
-        self.share("beta2")
-        self.positive("eps")
-        self.positive("weight_decay", or_zero=True)
 
     def step(self, row: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: Number, count: Number) -> None:
         alike = not isinstance(lr, Tensor) and not isinstance(count, Tensor) and row.device.type == "cpu"

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from coterie.contract.optimizer import Number
 from coterie.optimizers.adam import Adam
+from coterie.options import NonNegative
 
 
 @dataclass(frozen=True)
 class AdamW(Adam):
     """w <- (1 - lr weight_decay) w, then Adam's step without decay."""
 
-    weight_decay: float = 0.01
+    weight_decay: NonNegative = 0.01
     """How strongly weights are pulled to 0, in units of the learning rate."""
 
     fused = staticmethod(torch._fused_adamw_)

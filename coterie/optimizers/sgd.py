@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coterie.contract.optimizer import Number, Optimizer
 from coterie.errors import CoterieError
+from coterie.options import BelowOne, NonNegative
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,11 @@ class SGD(Optimizer):
     At the server g is minus the aggregated update, so that lr = 1 without momentum is FedAvg, and momentum FedAvgM.
     """
 
-    momentum: float = 0.0
+    momentum: BelowOne = 0.0
     """Share of the last step's direction in this one's."""
     nesterov: bool = False
     """Whether the step looks ahead along the momentum."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     """How strongly weights are pulled to 0, as a part of the gradient."""
 
     cite = "Sutskever et al., On the importance of initialization and momentum in deep learning, ICML 2013; at the " \
@@ -44,8 +45,6 @@ class SGD(Optimizer):
         return not (self.momentum or self.weight_decay)
 
     def check(self) -> None:
-        self.share("momentum")
-        self.positive("weight_decay", or_zero=True)
         if self.nesterov and not self.momentum:
             raise CoterieError("sgd's nesterov looks ahead along the momentum; give it one, e.g. momentum=0.9.")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from coterie import files, registry
 from coterie.contract.local import LocalOptions
 from coterie.contract.schedules import factor
 from coterie.data.augment import NONE, Augment
 from coterie.errors import CoterieError
+from coterie.options import BelowOne, Count, CountOrZero, Range
 
 
 @dataclass(frozen=True)
@@ -30,29 +31,29 @@ class Training(LocalOptions):
         "`coterie options` lists the training options with their meaning, `coterie methods NAME` a method's."
     )
 
-    rounds: int = 50
+    rounds: CountOrZero = 50
     """Communication rounds."""
-    participation: float = 1.0
+    participation: Annotated[float, Range(above=0, at_most=1)] = 1.0
     """Fraction of the clients selected each round."""
     sampling: Literal["fixed", "poisson"] = "fixed"
     """How they are selected: always the same number, or each with probability `participation` on its own."""
-    dropouts: float = 0.0
+    dropouts: BelowOne = 0.0
     """Probability that a selected client does not answer: neither its upload nor its own state changes."""
-    stragglers: float = 0.0
+    stragglers: BelowOne = 0.0
     """Probability that a selected client manages only a part of its local steps (uniform between 10 and 100 %)."""
-    evaluate_every: int = 10
+    evaluate_every: Count = 10
     """Rounds between evaluations; the first and the last state are always evaluated."""
-    patience: int = 0
+    patience: CountOrZero = 0
     """Stop after so many evaluations without a better validation score; 0 trains all rounds."""
     buffers: Literal["average", "local", "server"] = "average"
     """Running statistics of normalisation layers: averaged, kept by each client, or fixed as the server started."""
-    seed: int = 0
+    seed: CountOrZero = 0
     """Same seed, same result: every random draw follows from it."""
     device: str = "auto"
     """cpu, cuda, or auto for cuda where there is one."""
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
     """Arithmetic of local training; rows are kept in float32 (float64 with float64)."""
-    wave: int = 0
+    wave: CountOrZero = 0
     """Most clients computed at once; 0 takes as many as free memory allows, up to 256."""
     state: Literal["auto", "device", "host", "disk"] = "auto"
     """Where the clients' own states are kept: with the computation, in host memory, or in files of the temporary folder
@@ -72,7 +73,7 @@ class Training(LocalOptions):
     together: Literal["auto", "on", "off"] = "auto"
     """Runs of a comparison that differ in seed, aggregator or numbers of the method: one stack (on) or one run after
     another (off); auto joins them where the model is small enough for it to pay."""
-    checkpoint_every: int = 10
+    checkpoint_every: Count = 10
     """Rounds between checkpoints."""
     metric: str = "auto"
     """What decides the reported round, the early stop and the verdict: auroc, top_k(k=3), ... or mine.py:Mine. auto is
@@ -86,19 +87,10 @@ class Training(LocalOptions):
             object.__setattr__(self, name, registry.shortest(getattr(self, name), server))
         object.__setattr__(self, "metric", whole_path(self.metric))
         object.__setattr__(self, "watch", tuple(whole_path(spec) for spec in self.watch))
-        for name, lowest in (("rounds", 0), ("evaluate_every", 1), ("patience", 0), ("wave", 0),
-                             ("checkpoint_every", 1), ("seed", 0)):
-            if getattr(self, name) < lowest:
-                raise CoterieError(f"{name} must be at least {lowest}, not {getattr(self, name)}.")
-        if not 0 < self.participation <= 1:
-            raise CoterieError(f"participation must be above 0 and at most 1, not {self.participation}.")
         if self.warmup > self.rounds:
             raise CoterieError(f"warmup must be at most the number of rounds, {self.rounds}, not {self.warmup}.")
         if self.augment != NONE:
             Augment.of(self.augment)
-        for name in ("dropouts", "stragglers"):
-            if not 0 <= getattr(self, name) < 1:
-                raise CoterieError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
 
     @property
     def plain(self) -> bool:

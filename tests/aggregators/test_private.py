@@ -106,9 +106,9 @@ def test_sum_and_count_together_cost_sigma():
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ("sigma=0", "sigma must be a positive number"), ("clip=-1", "clip must be a positive"),
-    ("delta=1", "delta must lie between 0 and 1"), ("quantile=0", "quantile must lie between 0 and 1"),
-    ("epsilon=0", "epsilon must be a positive"),
+    ("sigma=0", "sigma must be above 0"), ("clip=-1", "clip must be above 0"),
+    ("delta=1", "delta must be above 0 and below 1"), ("quantile=0", "quantile must be above 0 and below 1 or none"),
+    ("epsilon=0", "epsilon must be above 0"),
     ("quantile=0.5,count_sigma=0.4", "count_sigma must be above sigma / 2"),
 ])
 def test_bad_options(options, said):

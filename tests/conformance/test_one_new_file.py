@@ -126,24 +126,21 @@ import torch
 from torch import Tensor
 
 from coterie.contract.optimizer import Number, Optimizer
+from coterie.options import BelowOne
 
 
 @dataclass(frozen=True)
 class Lion(Optimizer):
     """w <- w - lr sign(beta1 m + (1 - beta1) g); m <- beta2 m + (1 - beta2) g."""
 
-    beta1: float = 0.9
+    beta1: BelowOne = 0.9
     """Share of the past in the step."""
-    beta2: float = 0.99
+    beta2: BelowOne = 0.99
     """Share of the past in what is remembered."""
 
     cite = "Chen et al., Symbolic discovery of optimization algorithms, NeurIPS 2023"
     slots = ("mean",)
     at_server: ClassVar[Mapping[str, Any]] = {"lr": 0.001}
-
-    def check(self) -> None:
-        self.share("beta1")
-        self.share("beta2")
 
     def step(self, row: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: Number, count: Number) -> None:
         row.sub_(torch.sign(torch.lerp(gradient, state["mean"], self.beta1)).mul_(lr))

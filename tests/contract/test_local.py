@@ -114,8 +114,8 @@ def test_a_method_built_by_hand_is_the_same():
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ("fedper:lr=-1", "fedper: lr must be a positive number, not -1.0"),
-    ("fedper:steps=0", "fedper: steps must be at least 1, not 0"),
+    ("fedper:lr=-1", "fedper: lr must be above 0, not -1.0"),
+    ("fedper:steps=0", "fedper: steps must be at least 1 or none, not 0"),
     ("fedper:epochs=many", "fedper's epochs must be a whole number, not 'many'"),
     ("fedper:schedule=linear", "unknown value of fedper's schedule 'linear'"),
     ("fedper:learning_rate=1", "unknown option of fedper 'learning_rate'; did you mean 'lr'"),
@@ -190,7 +190,7 @@ def test_settings_reach_one_method_or_the_run():
         "fedper", "ditto:server=sgd(lr=0.5)", "fedavg:server=sgd(lr=0.5)"
     )
     assert with_settings(asked, ["server=adam"]).training.server == "adam"
-    with pytest.raises(CoterieError, match="fedper: lr must be a positive number"):
+    with pytest.raises(CoterieError, match="fedper: lr must be above 0"):
         with_settings(asked, ["fedper.lr=0"])
     with pytest.raises(CoterieError, match=r"unknown option 'fedper\.rounds'"):
         with_settings(asked, ["fedper.rounds=3"])

@@ -145,9 +145,9 @@ def test_the_few_models_of_a_method_are_scored_by_the_chosen_metric(tiny):
 @pytest.mark.parametrize(("metric", "watch", "classes", "said"), [
     ("auroc", (), 0, "auroc scores classes, but the labels of these data are numbers; choose one of loss, mae, mse"),
     ("r2", (), 3, "r2 scores numbers, but the labels of these data are 3 classes; choose one of accuracy, auroc"),
-    ("auto", ("top_k",), 5, r"top_k's k must be at least 1 and below the 5 classes of these data, not 5; write "
+    ("auto", ("top_k",), 5, r"top_k's k must be below the 5 classes of these data, not 5; write "
                             r"top_k\(k=4\)"),
-    ("top_k(k=0)", (), 5, r"write top_k\(k=1\)"),
+    ("top_k(k=0)", (), 5, "k must be at least 1, not 0"),
     ("ece(bins=0)", (), 5, "bins must be at least 1, not 0"),
     ("recall", (), 3, "number of each class, so it cannot decide between rounds; watch it"),
     ("balanced", (), 3, "unknown metric 'balanced'; did you mean 'balanced_accuracy'"),

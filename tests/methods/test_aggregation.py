@@ -310,7 +310,7 @@ def test_heurfedamp_rounds_by_hand(tiny):
         w = local_rows(tiny, sim, w, correct=pulls)
         sim.round()
         assert_close(sim.own.row, w)
-    with pytest.raises(CoterieError, match="own must lie between 0 and 1"):
+    with pytest.raises(CoterieError, match="own must be from 0 to 1"):
         tiny.simulation("fedamp:own=1.5")
 
 

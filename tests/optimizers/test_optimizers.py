@@ -197,13 +197,13 @@ def test_an_inner_step_that_forgot_to_say_so_is_refused(tiny):
 @pytest.mark.parametrize(("options", "said"), [
     ({"optimizer": "sgd(momentum=1.5)"}, "sgd's momentum must be at least 0 and below 1, not 1.5"),
     ({"optimizer": "adam(beta2=1)"}, "adam's beta2 must be at least 0 and below 1, not 1.0"),
-    ({"optimizer": "adam(eps=0)"}, "adam's eps must be positive, not 0.0"),
+    ({"optimizer": "adam(eps=0)"}, "adam's eps must be above 0, not 0.0"),
     ({"optimizer": "adam(lr=0.1)"}, "clients step by the run's learning rate; write lr=0.1 beside optimizer=adam"),
     ({"optimizer": "admw"}, "unknown optimizer 'admw'; did you mean 'adamw'?"),
     ({"optimizer": "sgd(momentum=0.9"}, "opens a parenthesis that nothing closes"),
     ({"optimizer": "sgd(momentun=0.9)"}, "unknown option of sgd 'momentun'; did you mean 'momentum'?"),
     ({"optimizer": "sgd(nesterov=true)"}, "looks ahead along the momentum; give it one"),
-    ({"clip": 0.0}, "clip must be a positive number or none, not 0.0"),
+    ({"clip": 0.0}, "clip must be above 0 or none, not 0.0"),
 ])
 def test_bad_input_gets_a_sentence(options, said):
     with pytest.raises(CoterieError) as caught:

@@ -301,7 +301,7 @@ def test_a_method_that_does_not_say_what_is_averaged_is_told_what_to_write(tiny)
 @pytest.mark.parametrize(("given", "said"), [
     ("sgd(momentum=1.5)", "sgd's momentum must be at least 0 and below 1, not 1.5"),
     ("adm", "unknown optimizer 'adm'; did you mean 'adam'"),
-    ("adam(lr=0)", "adam's lr must be positive, not 0.0"),
+    ("adam(lr=0)", "adam's lr must be above 0 or none, not 0.0"),
     ("adam(keep=true)", "always remembers its past; leave out keep"),
     ("adam(lr=0.1", "opens a parenthesis that nothing closes"),
 ])
