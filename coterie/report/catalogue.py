@@ -22,7 +22,7 @@ from coterie.contract.local import LocalOptions
 from coterie.contract.method import Method
 from coterie.contract.optimizer import Optimizer
 from coterie.errors import unknown
-from coterie.options import options, spelled
+from coterie.options import in_words, options, spelled
 from coterie.report import notation
 from coterie.report.table import markdown_table
 from coterie.running.experiment import Experiment
@@ -119,6 +119,17 @@ def _choices(cls: type[Any], name: str) -> list[str]:
     """What an option can be set to, where that is one of a few words."""
     hint = options(cls)[name]
     return list(map(str, get_args(hint))) if get_origin(hint) is Literal else []
+
+
+def _values(cls: type[Any], name: str, mark: str = "") -> str:
+    """What an option can be set to, as a phrase: `one of paper, pfllib`, `above 0, or none`; `mark` is round words."""
+    choices = ", ".join(f"{mark}{choice}{mark}" for choice in _choices(cls, name))
+    return f"one of {choices}" if choices else in_words(cls, name)
+
+
+def _sentence(phrase: str) -> str:
+    """The phrase as a sentence before another one; nothing of nothing."""
+    return f"{phrase[:1].upper()}{phrase[1:]}. " if phrase else ""
 
 
 def _facts(entry: Entry) -> list[tuple[str, str]]:
@@ -235,7 +246,8 @@ def page(entry: Entry, width: int) -> RenderableType:
         said = {**explained(LocalOptions), **said}
     if given:
         own = options(cls)
-        rows = [(f"  {o}", value, " | ".join(_choices(cls if o in own else LocalOptions, o)), said.get(o, ""))
+        holds = {o: cls if o in own else LocalOptions for o in given}
+        rows = [(f"  {o}", value, " | ".join(_choices(holds[o], o)) or in_words(holds[o], o), said.get(o, ""))
                 for o, value in given.items()]
         columns = [column for column in zip(*rows, strict=True) if any(column)]
         parts += [Text("options", "bold"), _grid([None] * len(columns), zip(*columns, strict=True)), Text()]
@@ -301,10 +313,8 @@ def leaf(cls: type[Entry], traffic: str = "") -> str:
     if given:
         rows = []
         for name, value in given.items():
-            choices = ", ".join(f"`{choice}`" for choice in _choices(cls, name))
             meaning = with_formulas(said.get(name, ""))
-            known = [text for text in (f"One of {choices}." if choices else "", meaning) if text]
-            rows.append((f"`{name}`", f"`{value}`", " ".join(known)))
+            rows.append((f"`{name}`", f"`{value}`", f"{_sentence(_values(cls, name, '`'))}{meaning}".strip()))
         parts += ["## Options", markdown_table(("option", "default", "meaning"), rows)]
     variants = [(f"`{cls.name}:{name}`", f"{with_formulas(text)} {_sets([f'`{item}`' for item in changed])}")
                 for name, text, changed in presets(cls)]
@@ -374,11 +384,11 @@ def section(cls: type[Entry]) -> str:
 
 
 def _meanings(cls: type[Entry]) -> list[str]:
-    """An item for each option that is explained or has a few choices."""
+    """An item for each option that is explained, has a few choices or a range."""
     said, items = explained(cls), []
     for name in own_options(cls()):
-        choices = ", ".join(f"`{choice}`" for choice in _choices(cls, name))
-        known = [text for text in (f"one of {choices}." if choices else "", _prose(said.get(name, ""))) if text]
+        values = _values(cls, name, "`")
+        known = [text for text in (f"{values}." if values else "", _prose(said.get(name, ""))) if text]
         items += [f"`{name}`: {' '.join(known)}"] if known else []
     return items
 
@@ -423,10 +433,10 @@ ABOUT_METHODS = ("A method's own options are on its page, `coterie methods NAME`
                  f"`fedper:lr=0.1`: {', '.join(f'`{name}`' for name in options(LocalOptions))}.")
 
 
-def option_rows(cls: type[Any]) -> list[tuple[str, str, list[str], str]]:
-    """Name, default, choices and meaning of each option that a dataclass explains."""
+def option_rows(cls: type[Any]) -> list[tuple[str, str, str]]:
+    """Name, default and meaning of each option that a dataclass explains."""
     said, values = explained(cls), {f.name: getattr(cls(), f.name) for f in fields(cls)}
-    return [(name, "-" if value in ("", (), {}) else _spelled(value), _choices(cls, name), said[name])
+    return [(name, "-" if value in ("", (), {}) else _spelled(value), said[name])
             for name, value in values.items() if name in said]
 
 
@@ -435,7 +445,8 @@ def option_listing(width: int) -> RenderableType:
     width = min(width, WIDTH)
     parts: list[RenderableType] = []
     for title, (cls, about) in ABOUT_OPTIONS.items():
-        rows = [(f"  {name}", default, f"{_one_of(some)}{text}") for name, default, some, text in option_rows(cls)]
+        rows = [(f"  {name}", default, f"{_sentence(_values(cls, name))}{text}")
+                for name, default, text in option_rows(cls)]
         table = _grid((18, 9, None), rows)
         table.width = width
         table.columns[2].ratio = 1
@@ -447,12 +458,8 @@ def option_markdown() -> str:
     """The same as a page."""
     text = [f"<!-- Made by `{OPTIONS_COMMAND}`; do not edit. -->", "# Options"]
     for title, (cls, about) in ABOUT_OPTIONS.items():
-        rows = [(f"`{name}`", f"`{default}`", _one_of([f"`{c}`" for c in choices]) + _prose(text))
-                for name, default, choices, text in option_rows(cls)]
+        rows = [(f"`{name}`", f"`{default}`", f"{_sentence(_values(cls, name, '`'))}{_prose(text)}")
+                for name, default, text in option_rows(cls)]
         text += [f"## {title}", textwrap.fill(about, 120), markdown_table(("option", "default", "meaning"), rows)]
     text += ["## Options of methods", textwrap.fill(f"{ABOUT_METHODS} [Methods](methods.md) has them all.", 120)]
     return "\n\n".join(text) + "\n"
-
-
-def _one_of(choices: Sequence[str]) -> str:
-    return f"One of {', '.join(choices)}. " if choices else ""

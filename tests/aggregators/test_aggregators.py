@@ -561,8 +561,9 @@ def test_minima_follow_the_options():
     [
         ("confree:c=1", "c must be at least 0 and below 1"), ("fedmgdaplus:epsilon=2", "from 0 to 1"),
         ("trimmedmean:trim=0.5", "above 0 and below 0.5"), ("krum:faulty=-1", "at least 0"),
-        ("multikrum:faulty=-1", "at least 0"), ("multikrum:chosen=0", "at least 1"), ("normclip:bound=0", "above 0 or none"),
-        ("geometricmedian:smoothing=0", "above 0, not 0"), ("confree:oficial", "did you mean 'official'"),
+        ("multikrum:faulty=-1", "at least 0"), ("multikrum:chosen=0", "at least 1"),
+        ("normclip:bound=0", "above 0 or none"), ("geometricmedian:smoothing=0", "above 0, not 0"),
+        ("confree:oficial", "did you mean 'official'"),
         ("confree:scope=layer", "per_layer"), ("konfree", "did you mean 'confree'"),
     ],
 )
