@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import math
 import types
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from coterie.errors import CoterieError, unknown
 from coterie.files import IN_FILE
@@ -25,8 +25,12 @@ _RANGES: dict[type[Any], dict[str, Range]] = {}
 class Range:
     """The values that an option may have, declared beside it: `tau: Annotated[float, Range(above=0)] = 0.5`.
 
-    A bound that is not given does not bind. NaN is in no range, and infinity only in one that says `infinite`.
+    A bound that is not given does not bind. NaN is in no range, and infinity only in one that says `infinite`. A number
+    other than 0 has a size from 1e-30 to 1e30: rows are float32, where what is smaller soon is 0, and what is larger
+    infinite.
     """
+
+    SIZES: ClassVar[tuple[float, float]] = (1e-30, 1e30)
 
     above: float | None = None
     at_least: float | None = None
@@ -36,13 +40,17 @@ class Range:
 
     def __contains__(self, value: Any) -> bool:
         return (
-            value == value
-            and (self.infinite or abs(value) <= sys.float_info.max)
+            self.takes_size(value)
             and (self.above is None or value > self.above)
             and (self.at_least is None or value >= self.at_least)
             and (self.below is None or value < self.below)
             and (self.at_most is None or value <= self.at_most)
         )
+
+    def takes_size(self, value: Any) -> bool:
+        """Whether it can be reckoned with: 0, neither too small nor too large, or infinite where that is allowed."""
+        least, most = self.SIZES
+        return value == 0 or least <= abs(value) <= most or (self.infinite and abs(value) == math.inf)
 
     def __str__(self) -> str:
         """In words that follow `must be`: above 0, at least 1, from 0 to 1, at least 0 and below 1."""
@@ -101,8 +109,10 @@ def require_ranges(made: Any) -> None:
         if isinstance(value, bool | str | None) or (number is int and not isinstance(value, Integral) and _real(value)):
             raise CoterieError(f"{what} must be {_article(number)}, not '{value}'.")
         if _real(value) and value not in held:
-            finite = "" if abs(value) <= sys.float_info.max or value != value else " and finite"
-            raise CoterieError(f"{what} must be {held}{finite}{' or none' if optional else ''}, not {value}.")
+            said = f"{held}{' or none' if optional else ''}"
+            if value == value and not held.takes_size(value):
+                said += ", and of a size from {:g} to {:g}, with which float32 can reckon".format(*held.SIZES)
+            raise CoterieError(f"{what} must be {said}, not {value}.")
 
 
 def _real(value: Any) -> bool:

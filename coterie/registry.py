@@ -220,12 +220,13 @@ def expand(specs: Iterable[str]) -> tuple[str, ...]:
 
 def _unplug(spec: str) -> tuple[str, str]:
     """`fedrep+confree:c=0.3` -> method and aggregator; a plus inside an option's value belongs to the value."""
-    text, plus, plugged = spec.rpartition("+")
-    if not plus:
-        return spec, ""
-    last = text.replace(":", ",").rpartition(",")[2]
-    inside_value = "=" in last and plugged.partition(":")[0].lower() not in aggregators()
-    return (spec, "") if inside_value else (text, plugged)
+    at = len(spec)
+    while (at := spec.rfind("+", 0, at)) >= 0:
+        text, plugged = spec[:at], spec[at + 1 :]
+        last = text.replace(":", ",").rpartition(",")[2]
+        if "=" not in last or plugged.partition(":")[0].lower() in aggregators():
+            return text, plugged
+    return spec, ""
 
 
 def spelling(chosen: Method) -> str:

@@ -29,14 +29,14 @@ class Private(Aggregator):
     be drawn independently (sampling=poisson). What it protects and what not: docs/privacy.md.
     """
 
-    sigma: Positive = 1.0
+    sigma: Annotated[float, Range(above=0, at_most=1e6)] = 1.0
     """The noise in units of the clip; with delta, q and the number of rounds it decides epsilon."""
     clip: Positive = 1.0
     """The clip C, or where it starts if it adapts."""
     quantile: Annotated[float, Range(above=0, below=1)] | None = None
     """Adapts the clip: C <- C exp(-clip_lr (b - quantile)), b a noisy share of the participants with |u_i| <= C. The
     noise of updates grows to (sigma^-2 - (2 count_sigma)^-2)^(-1/2), so that both together cost what sigma says."""
-    clip_lr: Positive = 0.2
+    clip_lr: Annotated[float, Range(above=0, at_most=10)] = 0.2
     """How fast the clip adapts."""
     count_sigma: Positive | None = None
     """The noise of the count behind b; by default a twentieth of the participants expected, at least sigma."""

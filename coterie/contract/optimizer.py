@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from coterie.options import Positive, require_ranges
+from coterie.options import Positive, Range, require_ranges
 
 Number = float | Tensor
 """One number for all, or a tensor that broadcasts over what it is used with."""
+Decay = Annotated[float, Range(at_least=0, at_most=1000)]
+"""A weight decay; the squares of gradients that contain a much larger one leave float32."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Prototypes(nn.Module):
     def __init__(self, head: nn.Linear, scale: float, learn_scale: bool) -> None:
         super().__init__()
         self.prototypes = nn.Parameter(nn.init.orthogonal_(torch.empty_like(head.weight)), requires_grad=False)
-        self.scale = nn.Parameter(torch.full((1,), scale), requires_grad=learn_scale)
+        self.scale = nn.Parameter(torch.full((1,), float(scale)), requires_grad=learn_scale)
 
     def forward(self, z: Tensor) -> Tensor:
         return self.scale * F.linear(F.normalize(z, dim=-1), self.prototypes)

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from coterie.contract.optimizer import Number, Optimizer
-from coterie.options import NonNegative, Positive
+from coterie.contract.optimizer import Decay, Number, Optimizer
+from coterie.options import Positive
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Adagrad(Optimizer):
 
     eps: Positive = 1e-10
     """What keeps the divisor from 0; 0.001 at the server."""
-    weight_decay: NonNegative = 0.0
+    weight_decay: Decay = 0.0
     """How strongly weights are pulled to 0, as a part of the gradient."""
 
     cite = "Duchi, Hazan, Singer, Adaptive subgradient methods, JMLR 2011; at the server: Reddi et al., Adaptive " \

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from coterie.contract.optimizer import Number, Optimizer
-from coterie.options import BelowOne, NonNegative, Positive
+from coterie.contract.optimizer import Decay, Number, Optimizer
+from coterie.options import BelowOne, Positive
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Adam(Optimizer):
     """Share of the past in the mean of their squares; 0.99 at the server."""
     eps: Positive = 1e-8
     """What keeps the divisor from 0; 0.001 at the server, where it says how large an update counts as large."""
-    weight_decay: NonNegative = 0.0
+    weight_decay: Decay = 0.0
     """How strongly weights are pulled to 0."""
     corrected: bool = True
     """Whether the means are corrected for their start at 0; false at the server."""

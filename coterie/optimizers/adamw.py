@@ -7,16 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.contract.optimizer import Number
+from coterie.contract.optimizer import Decay, Number
 from coterie.optimizers.adam import Adam
-from coterie.options import NonNegative
 
 
 @dataclass(frozen=True)
 class AdamW(Adam):
     """w <- (1 - lr weight_decay) w, then Adam's step without decay."""
 
-    weight_decay: NonNegative = 0.01
+    weight_decay: Decay = 0.01
     """How strongly weights are pulled to 0, in units of the learning rate."""
 
     fused = staticmethod(torch._fused_adamw_)

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from coterie.contract.optimizer import Number, Optimizer
+from coterie.contract.optimizer import Decay, Number, Optimizer
 from coterie.errors import CoterieError
-from coterie.options import BelowOne, NonNegative
+from coterie.options import BelowOne
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SGD(Optimizer):
     """Share of the last step's direction in this one's."""
     nesterov: bool = False
     """Whether the step looks ahead along the momentum."""
-    weight_decay: NonNegative = 0.0
+    weight_decay: Decay = 0.0
     """How strongly weights are pulled to 0, as a part of the gradient."""
 
     cite = "Sutskever et al., On the importance of initialization and momentum in deep learning, ICML 2013; at the " \

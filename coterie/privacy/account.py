@@ -27,6 +27,7 @@ _FINE = 20  # points of a grid for the spread of one round's loss: its square is
 _MOST = 1 << 19  # points of a round's grid; the sum's may have eight times as many
 _FAR = 1e-5  # of delta: the probability beyond a round's grid, over all rounds; it counts as an infinite loss
 _ROUNDING = 1e-10  # a smaller delta is lost in the rounding of the convolution
+_LOUDEST = 1e6  # more noise than any model survives
 
 
 def require_mechanism(sigma: float, q: float, delta: float) -> None:
@@ -241,6 +242,11 @@ def noise(target: float, q: float, rounds: int, delta: float) -> float:
     low, high = 0.0, 1.0
     while epsilon(high, q, rounds, delta) > target:
         low, high = high, 2 * high
+        if high > _LOUDEST:  # of a delta below _ROUNDING some epsilon is left whatever the noise
+            raise CoterieError(
+                f"no noise keeps {counted(rounds, 'round')} within epsilon={target:g} at delta={delta:g}; allow a "
+                "larger epsilon or delta."
+            )
     while high - low > 5e-4 and high > 0.05:
         middle = (low + high) / 2
         low, high = (middle, high) if epsilon(middle, q, rounds, delta) > target else (low, middle)

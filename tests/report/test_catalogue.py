@@ -130,7 +130,7 @@ def test_a_method_that_averages_nothing_offers_no_aggregator() -> None:
 def test_a_page_says_what_a_server_optimizer_and_options_of_the_run_are_to_a_method() -> None:
     page = " ".join(printed(catalogue.page(catalogue.find("fedper:lr=0.125,server=adam"), 118), 118).split())
     assert "by any, as in fedper:server=adam" in page
-    assert "lr 0.125 Learning rate of local training." in page
+    assert "lr 0.125 above 0 Learning rate of local training." in page
     assert "Training options may stand among a method's, for it alone: epochs, steps, batch, lr" in page
     assert "by none, for its models split as it goes" in printed(catalogue.page(METHODS["cfl"](), 200), 200)
     adam = " ".join(printed(catalogue.page(catalogue.find("adam"), 118), 118).split())
