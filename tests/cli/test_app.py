@@ -28,6 +28,7 @@ BAD = {
     "unknown method option": (["run", "fedfew:model=3"], "did you mean 'models'"),
     "option of another method": (["run", "fedfew", "--set", "fedprox.mu=1"], "unknown option 'fedprox.mu'"),
     "not a number": (["run", "fedavg", "--set", "lr=fast"], "must be a number, not 'fast'"),
+    "outside its range": (["run", "fedsoft", "--set", "sigma=0"], "fedsoft's sigma must be above 0 and at most 1, not"),
     "negative": (["run", "fedavg", "--set", "rounds=-1"], "rounds must be at least 0"),
     "zero seeds": (["compare", "fedavg", "--seeds", "0"], "seeds"),
     "missing alpha": (["run", "fedavg", "--partition", "dirichlet"], "needs a value for alpha"),

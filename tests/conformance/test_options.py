@@ -34,7 +34,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "method": registry.methods(), "aggregator": registry.aggregators(), "optimizer": registry.optimizers(),
     "metric": registry.metrics(),
 }
-INSIDE, FAST, OUTSIDE = 30, 8, 28
+INSIDE, FAST, OUTSIDE = 30, 6, 28
 """Draws for each option: inside its range, how many of them in every run of the tests, and outside."""
 FREE = {
     "split_after", "smallest", "received", "every", "selected", "common_rounds", "models", "faulty", "chosen", "bins",
@@ -310,42 +310,6 @@ def test_every_number_has_a_range(cls):
     """So that a page can list it and a value outside is refused; and defaults are inside, or they could not be made."""
     assert set(ranges(cls)) == set(numeric(cls))
     assert cls()
-
-
-# -- the sentences ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("spelling", "said"), [
-    ("fedsoft:sigma=0", "fedsoft's sigma must be above 0 and at most 1, not 0.0."),
-    ("fedsoft:every=0", "fedsoft's every must be at least 1, not 0."),
-    ("cfl:smallest=0", "cfl's smallest must be at least 1, not 0."),
-    ("moon:tau=0", "moon's tau must be above 0, not 0.0."),
-    ("fedfomo:received=0", "fedfomo's received must be at least 1, not 0."),
-    ("apfl:alpha=1.5", "apfl's alpha must be from 0 to 1, not 1.5."),
-    ("fedamp:alpha=0", "fedamp's alpha must be above 0 or none, not 0.0."),
-    ("fedamp:sigma=-1", "fedamp's sigma must be above 0 or none, not -1.0."),
-    ("fedamp:own=1.5", "fedamp's own must be from 0 to 1, not 1.5."),
-    ("fedprox:mu=nan", "fedprox's mu must be at least 0, not nan."),
-    ("fedprox:mu=inf", "fedprox's mu must be at least 0, and of a size from 1e-30 to 1e+30, with which float32 can "
-                       "reckon, not inf."),
-    ("fedavg+normclip:bound=0", "normclip's bound must be above 0 or none, not 0.0."),
-    ("fedavg:lr=0", "fedavg: lr must be above 0, not 0.0."),
-])
-def test_sentences(spelling, said):
-    """Before round 1: when the method is made."""
-    with pytest.raises(CoterieError) as refused:
-        registry.method(spelling)
-    assert str(refused.value) == said
-
-
-@pytest.mark.parametrize("spelling", [
-    "fedprox:mu=0", "ditto:lam=0", "fedamp:lam=0", "apfl:alpha=0", "apfl:alpha=1", "fedala:eta=0,initial=0",
-    "pacfl:beta=90", "pacfl:beta=-1", "pacfl:beta=inf", "cfl:eps2=inf", "perfedavg:alpha=0", "pfedme:beta=0",
-    "pfedme:lam=0", "fedavgft:finetune_epochs=0", "fedavg+confree:c=0", "fedavg+fedmgdaplus:epsilon=0", "ifca:models=1",
-    "fedrep:head_epochs=0", "fedrep:body_epochs=0", "fednh:rho=1", "pfedhn:embedding=0", "fedbabu:finetune_epochs=0",
-])
-def test_extreme_values_that_are_another_method_are_inside(spelling):
-    assert registry.method(spelling)
 
 
 # -- a method of one's own --------------------------------------------------------------------------------------------
