@@ -7,6 +7,7 @@ In Python it runs in one call, as `coterie run` and `coterie compare` would run 
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,8 @@ from torch import nn
 
 from coterie import files, registry
 from coterie.contract.method import Method
-from coterie.data import Federation, Source, churn, load, natural, partition, published, spelled
+from coterie.data import Federation, Source, churn, groups, load, natural, partition, published, spelled
+from coterie.data.partition import require_options
 from coterie.errors import CoterieError, counted, unknown
 from coterie.options import added, build, options, parse_options, pieces
 from coterie.running.folder import environment
@@ -150,11 +152,14 @@ class Experiment:
 
     def federation(self) -> Federation:
         """Load, deal and split the data; with churn, say who is there when."""
-        made = self._dealt()
+        return self.dealt(self.source())
+
+    def dealt(self, source: Source) -> Federation:
+        """The federation that these samples make."""
+        made = self._dealt(source)
         return churn.scheduled(made, self.churn) if self.churn else made
 
-    def _dealt(self) -> Federation:
-        source = self._source()
+    def _dealt(self, source: Source) -> Federation:
         known = {"notes": list(source.notes), "classes": list(source.classes or ()), "encoding": source.encoding}
         recipe: dict[str, Any] = {"data": self.data, **{name: value for name, value in known.items() if value}}
         shares: dict[str, Any] = {"val": self.val, "test": self.test, "unseen": self.unseen, "seed": self.data_seed}
@@ -166,6 +171,8 @@ class Experiment:
                 "client=COLUMN names the clients, --partition chooses another way to deal"
             )
         recipe |= {"partition": name, **given}
+        require_options(name, given)
+        shares["group"] = source.group
         if name == "natural":
             if source.client is None:
                 raise CoterieError(f"{self.data} names no clients, so a natural partition is impossible; use another.")
@@ -174,10 +181,16 @@ class Experiment:
                 source.x, source.y, assignment, names=names, recipe=recipe, given=source.split, **shares
             )
         total = self.clients + self.unseen
-        assignment = partition(name, source.y.numpy(), total, seed=self.data_seed, **given)
+        recipe_of = functools.partial(partition, name, seed=self.data_seed, **given)
+        if source.group is not None:
+            whose = groups.coded(source.group, len(source.x))
+            assignment = groups.dealt_whole(recipe_of, source.y.numpy(), whose, total)
+        else:
+            assignment = recipe_of(source.y.numpy(), total)
         return Federation.from_assignment(source.x, source.y, assignment, recipe=recipe, **shares)
 
-    def _source(self) -> Source:
+    def source(self) -> Source:
+        """The samples, before they are dealt to clients."""
         if self.data.partition(":")[0] not in published.SETS:
             return load(self.data)
         name, given = parse_options(self.data)
