@@ -24,13 +24,13 @@ def unknown(
 ) -> CoterieError:
     """The error for a name that does not exist: it suggests the nearest one that does, else lists them all.
 
-    `other_words` are words for known names that are not alike, without `_` and `-`; where no name will do, a clause that
-    says what to write, with `{}` in place of the `value`. Where a list alone says too little, `listed` is the sentence
-    that says where the names are explained.
+    `other_words` are words for known names that are not alike, without `_` and `-`; where no name will do, a clause
+    that says what to write, with `{}` in place of the `value`. Where a list alone says too little, `listed` is the
+    sentence that says where the names are explained.
     """
     names = sorted(known)
     meant = (other_words or {}).get(given.lower().replace("_", "").replace("-", ""), "")
-    near = [meant] if meant in names else [] if " " in meant else get_close_matches(given.lower(), names, n=1, cutoff=0.6)
+    near = [meant] if meant in names else get_close_matches(given.lower(), names, n=1, cutoff=0.6)
     if " " in meant:
         hint = f"{meant.replace('{}', value)}."
     else:

@@ -53,9 +53,9 @@ class LocalOptions:
     }
     """What others call an option, without `_` and `-`; or what to write, where it is no option of this kind."""
     OF_THE_RUN: ClassVar[tuple[str, ...]] = (
-        "rounds", "participation", "sampling", "dropouts", "stragglers", "evaluate_every", "patience", "buffers", "seed",
-        "device", "precision", "wave", "state", "engine", "kernels", "capture", "prefix", "together", "checkpoint_every",
-        "metric", "watch",
+        "rounds", "participation", "sampling", "dropouts", "stragglers", "evaluate_every", "patience", "buffers",
+        "seed", "device", "precision", "wave", "state", "engine", "kernels", "capture", "prefix", "together",
+        "checkpoint_every", "metric", "watch",
     )
     """The other training options, which all methods of a run share."""
 

@@ -59,7 +59,7 @@ def features_of(x: Tensor, names: Sequence[str] = ()) -> tuple[Feature, ...]:
 
 def _ends(x: Tensor) -> tuple[float, float]:
     """Least and largest value, some samples at a time: a set may lie in a file."""
-    parts = [torch.stack(torch.aminmax(part)) for part in x.split(4096)]
+    parts = [torch.stack(torch.aminmax(part)) for part in torch.split(x, 4096)]
     ends = torch.stack(parts)
     return float(ends[:, 0].min()), float(ends[:, 1].max())
 

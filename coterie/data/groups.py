@@ -7,12 +7,13 @@ client, the clients that a partition makes, and the folds of a cross-validation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from coterie.data.partition import Assignment, Ints
+from coterie.data.partition import Assignment, Ints, partition
 from coterie.errors import CoterieError, counted
 
 WINDOW = 256
@@ -86,9 +87,9 @@ def deal(
 ) -> list[Ints]:
     """One client's indices cut into train, val and test, each group in one of them; training is never left empty.
 
-    The sizes are as near as groups allow to `held_out(n, share)`, those of a split that knows no groups. Which group goes
-    where follows from the random numbers and the groups' sizes, not from the order of the samples. Those of `trained` are
-    for training.
+    The sizes are as near as groups allow to `held_out(n, share)`, those of a split that knows no groups. Which group
+    goes where follows from the random numbers and the groups' sizes, not from the order of the samples. Those of
+    `trained` are for training.
     """
     present, mine, sizes = np.unique(groups[indices], return_inverse=True, return_counts=True)
     order = rng.permutation(len(present))
@@ -107,19 +108,19 @@ def deal(
 
 
 def dealt_whole(
-    recipe: Callable[..., Assignment], labels: NDArray[Any], groups: Ints, clients: int, **options: Any
+    name: str, labels: NDArray[Any], groups: Ints, clients: int, seed: int = 0, **options: Any
 ) -> Assignment:
-    """A partition that gives whole groups to clients: the recipe deals groups, each by its commonest label."""
+    """A partition that gives whole groups to clients: the recipe `name` deals groups, each by its commonest label."""
     count = int(groups.max()) + 1
     if clients > count:
-        raise CoterieError(f"{counted(count, 'group')} cannot be dealt to {clients} clients, for a group stays with one "
-                           "client; use fewer clients, or leave the groups out.")
+        raise CoterieError(f"{counted(count, 'group')} cannot be dealt to {clients} clients, for a group stays with "
+                           "one client; use fewer clients, or leave the groups out.")
     if labels.ndim != 1 or labels.dtype.kind not in "biu":
-        return recipe(labels, clients, **options)  # says what is wrong
+        return partition(name, labels, clients, seed, **options)  # says what is wrong
     names, codes = np.unique(labels, return_inverse=True)
     votes = np.zeros((count, len(names)), dtype=np.int64)  # [groups, classes]
     np.add.at(votes, (groups, codes), 1)
-    dealt = recipe(names[votes.argmax(1)], clients, **options)
+    dealt = partition(name, names[votes.argmax(1)], clients, seed, **options)
     members = np.split(np.argsort(groups, kind="stable"), np.bincount(groups).cumsum()[:-1])
     return [np.concatenate([members[g] for g in mine]) for mine in dealt]
 
@@ -150,11 +151,11 @@ def notes(
         twice |= set(held[(owner[held] >= 0) & (owner[held] != i)].tolist())
         owner[held] = np.where(owner[held] < 0, i, owner[held])
     if twice and trained is not None and len(trained):
-        said.append(f"{len(twice)} of {counted(total, 'group')} have samples at several clients, so they are for training "
-                    "alone: nobody validates or tests on what another trains on")
+        said.append(f"{len(twice)} of {counted(total, 'group')} have samples at several clients, so they are for "
+                    "training alone: nobody validates or tests on what another trains on")
     elif twice:
-        said.append(f"{len(twice)} of {counted(total, 'group')} have samples at several clients: each client keeps its own "
-                    "part of them on one side, but one client may test on a group that another trains on")
+        said.append(f"{len(twice)} of {counted(total, 'group')} have samples at several clients: each client keeps its "
+                    "own part of them on one side, but one client may test on a group that another trains on")
     if given and (torn := sum(_sides(groups, mine)[1] for mine in parts)):
         said.append(f"{counted(torn, 'group')} lie on two sides of the split that the data bring, which is kept")
     alone = [name for name, mine in zip(names, parts, strict=True)
@@ -176,7 +177,7 @@ def in_words(groups: Ints, bounds: Ints, splits: Sequence[str]) -> str:
     """How many groups there are in each split, and whether one lies on two sides of a client's."""
     counts, torn = np.zeros(len(splits), dtype=np.int64), 0
     for row in bounds:
-        each, more = _sides(groups, [np.arange(a, b) for a, b in zip(row[:-1], row[1:], strict=True)])
+        each, more = _sides(groups, [np.arange(a, b) for a, b in pairwise(row.tolist())])
         counts, torn = counts + each, torn + more
     sides = f"{torn} on two sides" if torn else "none on two sides"
     held = len(np.unique(np.concatenate([groups[a:b] for a, b in bounds[:, [0, 3]]])))

@@ -7,7 +7,6 @@ In Python it runs in one call, as `coterie run` and `coterie compare` would run 
 
 from __future__ import annotations
 
-import functools
 import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +37,9 @@ MODEL_FILE = "model.py"
 LOSS_FILE = "loss.py"
 LISTS = ("watch",)
 """Training options that add up where they are set more than once."""
-FLAGS = ("data", "data_dir", "partition", "clients", "unseen", "churn", "model", "head", "freeze", "train", "loss", "seeds")
+FLAGS = (
+    "data", "data_dir", "partition", "clients", "unseen", "churn", "model", "head", "freeze", "train", "loss", "seeds",
+)
 """Settings of an experiment that the command line has a flag for."""
 COPIES = {"model": MODEL_FILE, "loss": LOSS_FILE}
 """Beside it, copies of the files that the model and the loss were taken from."""
@@ -181,12 +182,11 @@ class Experiment:
                 source.x, source.y, assignment, names=names, recipe=recipe, given=source.split, **shares
             )
         total = self.clients + self.unseen
-        recipe_of = functools.partial(partition, name, seed=self.data_seed, **given)
-        if source.group is not None:
-            whose = groups.coded(source.group, len(source.x))
-            assignment = groups.dealt_whole(recipe_of, source.y.numpy(), whose, total)
+        if source.group is None:
+            assignment = partition(name, source.y.numpy(), total, seed=self.data_seed, **given)
         else:
-            assignment = recipe_of(source.y.numpy(), total)
+            whose = groups.coded(source.group, len(source.x))
+            assignment = groups.dealt_whole(name, source.y.numpy(), whose, total, seed=self.data_seed, **given)
         return Federation.from_assignment(source.x, source.y, assignment, recipe=recipe, **shares)
 
     def source(self) -> Source:

@@ -259,13 +259,13 @@ def _explained(came: Arrival, cohort: Cohort, clients: int) -> tuple[dict[str, A
 def _held_together(group: Ints | None, grouped: bool) -> str:
     """What groups mean for the estimate; empty where neither the newcomer nor the run has any."""
     if group is None:
-        return ("The run keeps groups of samples together, and this client's data name none: samples were held out one by "
-                "one, so the estimate is too high if some of them belong together.") if grouped else ""
+        return ("The run keeps groups of samples together, and this client's data name none: samples were held out one "
+                "by one, so the estimate is too high if some of them belong together.") if grouped else ""
     count = int(group.max()) + 1
     if count == 1:
         return "All its samples are of one group, so the estimate is for further samples of this group alone."
-    return (f"Samples were held out by their {count} groups; the intervals count samples, and are too narrow where those of "
-            "one group are much alike.")
+    return (f"Samples were held out by their {count} groups; the intervals count samples, and are too narrow where "
+            "those of one group are much alike.")
 
 
 def _why_adapted(decided: Decision, steps: int, classes: bool) -> str:

@@ -12,9 +12,9 @@ from zipfile import ZipFile
 
 import numpy as np
 
+from coterie.data.features import features_of
 from coterie.data.readers import pickles
 from coterie.data.readers.formats import Format
-from coterie.data.features import features_of
 from coterie.data.readers.pieces import (
     SPLIT_WORDS,
     TEST,
@@ -147,8 +147,8 @@ def split_codes(said: Array, where: str) -> Array:
     """Words or numbers as 0 train, 1 val, 2 test."""
     if said.dtype.kind in "biu":
         if len(strange := np.flatnonzero((said < TRAIN) | (said > TEST))):
-            raise CoterieError(f"split in {where} must be 0 (train), 1 (val) or 2 (test), got {int(said[strange[0]])} at "
-                               f"index {strange[0]}.")
+            raise CoterieError(f"split in {where} must be 0 (train), 1 (val) or 2 (test), got {int(said[strange[0]])} "
+                               f"at index {strange[0]}.")
         return said.astype(np.int8)
     words = [str(word).strip().lower() for word in said.tolist()]
     for k, word in enumerate(words):

@@ -176,8 +176,8 @@ class _Found:
             return
         good[bad] = False
         if piece.places is not None:
-            one = not isinstance(piece.client, np.ndarray)
-            owners = Counter([piece.client] * len(bad) if one else [str(c) for c in piece.client[bad]])  # type: ignore
+            several = piece.client[bad].tolist() if isinstance(piece.client, np.ndarray) else [piece.client] * len(bad)
+            owners = Counter(None if owner is None else str(owner) for owner in several)
             self.problems.add_counted(kind, owners, [piece.places(k) for k in bad[:EXAMPLES].tolist()])
         elif isinstance(piece.client, np.ndarray):
             for client, count in Counter(str(c) for c in piece.client[bad]).items():
@@ -310,8 +310,7 @@ def encode_labels(
         y = y.astype(np.int64)
         known = (y >= 0) & (y <= LARGEST_LABEL)
         if len(none := np.flatnonzero(y == -1).tolist()):
-            first = [place for row in none[:EXAMPLES] if (place := at(row))]
-            problems.add_counted(MINUS_ONE, Counter(client(row) for row in none), first)
+            problems.add_counted(MINUS_ONE, Counter(client(row) for row in none), list(filter(None, map(at, none[:4]))))
         for row in np.flatnonzero(~known & (y != -1)).tolist():
             problems.add(f"samples have a label outside 0 to {LARGEST_LABEL}", at(row), client(row), str(y[row]))
         return y, None, known
@@ -349,7 +348,8 @@ def with_class_names(source: Source, names: Sequence[str], where: str) -> Source
     Labels that are names keep them: another order of these is what `classes` says.
     """
     if source.y.is_floating_point():
-        raise CoterieError(f"{where} has {counted(len(names), 'class name')}, but its labels are targets of a regression.")
+        raise CoterieError(f"{where} has {counted(len(names), 'class name')}, but the labels are targets of a "
+                           "regression.")
     if len(set(names)) != len(names):
         raise CoterieError(f"class_names names one class twice: {', '.join(names)}.")
     if source.classes is not None:
@@ -360,8 +360,8 @@ def with_class_names(source: Source, names: Sequence[str], where: str) -> Source
         if len(names) != there:
             raise CoterieError(f"class_names has {counted(len(names), 'name')} for the {there} classes in {where}.")
     elif int(source.y.max()) >= len(names):
-        raise CoterieError(f"class_names has {counted(len(names), 'name')}, for the labels 0 to {len(names) - 1}, but the "
-                           f"labels in {where} go up to {int(source.y.max())}.")
+        raise CoterieError(f"class_names has {counted(len(names), 'name')}, for the labels 0 to {len(names) - 1}, but "
+                           f"the labels in {where} go up to {int(source.y.max())}.")
     return replace(source, classes=tuple(names))
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from coterie.errors import CoterieError, NoLabels, counted
 
@@ -37,7 +38,7 @@ class Problems:
         else:
             found.count["more"] += 1 if where or why else 0
 
-    def add_counted(self, kind: str, clients: Mapping[str | None, int], places: Sequence[str] = ()) -> None:
+    def add_counted(self, kind: str, clients: Mapping[Any, int], places: Sequence[str] = ()) -> None:
         """The same for many at once: how many of each client, and where the first few of all are."""
         for client, count in clients.items():
             self.add(kind, client=client or None, count=count)

@@ -131,8 +131,8 @@ def _agree(
         has, lacks = (first, block.where) if column in found else (block.where, first)
         said = column.lstrip("\0")
         both = [c for c in found if c in block.columns and c not in (*named, *usual)]
-        ways = f"x={','.join(both[:6])}{',...' if len(both) > 6 else ''} takes the columns that both have" if both else (
-            "the files share no features")
+        some = f"{','.join(both[:6])}{',...' if len(both) > 6 else ''}"
+        ways = f"x={some} takes the columns that both have" if both else "the files share no features"
         why = f"'{lacks}' has no column '{said}', which '{has}' has"
         raise CoterieError(f"{why}; it is needed in every file." if asked is not None else f"{why}; {ways}.")
     for column in set(found) - set(block.columns):

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,8 +19,8 @@ from coterie.data.readers.tables.columns import (
     Learned,
     Roles,
     clients_of,
-    learn,
     columns_named,
+    learn,
     role_of,
     written,
 )
@@ -88,7 +87,8 @@ class _ColumnEncoder:
         if self.group is not None and self.group in (self.label, self.client, self.split):
             raise CoterieError(f"column '{self.group}' is the label, the client or the split already, so it cannot be "
                                "the group as well; name another column.")
-        wanted, ignored = columns_named(roles.x, found), columns_named(roles.ignore, dict.fromkeys([*found, *sorted(table.seen)]))
+        wanted = columns_named(roles.x, found)
+        ignored = columns_named(roles.ignore, dict.fromkeys([*found, *sorted(table.seen)]))
         self.chosen = wanted
         taken = (self.label, self.client, self.split, CLIENT, SPLIT, self.group)
         self.columns = wanted or [c for c in found if c not in taken and c not in ignored]
@@ -170,10 +170,11 @@ class _ColumnEncoder:
             known = self.found[column]
             self._require_points(column)
             if not known.numeric and known.categories is None:
+                some = f"e.g. {known.signs.strange}" if known.signs.strange else "as text"
                 raise CoterieError(
                     f"column '{column}' holds neither numbers nor at most {CATEGORIES} different texts "
-                    f"({f'e.g. {known.signs.strange}' if known.signs.strange else 'as text'}){_kind(column, known)}; leave "
-                    f"it out with ignore={column}, or take it as text={column}{_quoted(column)}."
+                    f"({some}){_kind(column, known)}; leave it out with ignore={column}, or take it as "
+                    f"text={column}{_quoted(column)}."
                 )
             self.categories[column] = None if known.numeric else sorted(known.categories or ())
 
@@ -240,9 +241,9 @@ class _ColumnEncoder:
             elif (words := self.categories.get(column)) is not None:
                 made.append(Feature(column, "category", len(words), categories=len(words), missing=missing))
             else:
-                ends = (known.signs.low, known.signs.high) if known.n else (None, None)
+                low, high = (known.signs.low, known.signs.high) if known.n else (None, None)
                 kind = "whole number" if known.whole else "number"
-                made.append(Feature(column, kind, 1, *ends, missing=missing))
+                made.append(Feature(column, kind, 1, low, high, missing=missing))
         return tuple(made)
 
     def piece(self, block: Rows, cutter: Tokenizer, problems: Problems) -> Piece | None:
@@ -297,7 +298,7 @@ class _ColumnEncoder:
     def _split(self, block: Rows, good: Array, problems: Problems) -> Array:
         values = block.columns[str(self.split)]
         words = ["" if v is None else str(v).strip().lower() for v in values.tolist()]
-        for k in np.flatnonzero(good):
+        for k in np.flatnonzero(good).tolist():
             if words[k] not in SPLIT_WORDS:
                 good[k] = False
                 problems.add("rows have an unknown split", block.places(k), why=f"'{words[k]}'")

@@ -74,7 +74,7 @@ class Signs:
         if self._full(len(values)):
             return
         before = [] if self.last is None else [self.last]
-        steps = np.diff(np.concatenate([before, values]))  # type: ignore[arg-type]
+        steps = np.diff(np.concatenate([before, values]))
         self.runs += int((steps != 0).sum()) + (self.last is None)
         if len(steps) and self.counting:
             self.step = float(steps[0]) if self.step is None else self.step
@@ -205,8 +205,8 @@ def notes(
     if groups:
         one = groups[0]
         said.append(f"{_several(groups)} to say whose rows these are ({found[one].different} different values in "
-                    f"{found[one].n} rows of '{one}'): rows of one may be trained and tested on, so scores come out too "
-                    f"high; group={one} keeps them on one side of the split")
+                    f"{found[one].n} rows of '{one}'): rows of one may be trained and tested on, so scores come out "
+                    f"too high; group={one} keeps them on one side of the split")
     dates = [c for c in looked if looks_like_date(c, found[c], numeric[c])]
     if dates:
         said.append(f"{_several(dates)} to hold dates or times, taken as ordinary features; leave out what a model "
@@ -221,7 +221,8 @@ def notes(
              and not found[c].commas and found[c].strange]
     for column in mixed[:4]:
         said.append(f"column '{column}' holds numbers and also other texts ({found[column].strange}), so each of its "
-                    f"{found[column].different} values became a category; mend the file, or write NA for what is missing")
+                    f"{found[column].different} values became a category; mend the file, or write NA for what is "
+                    "missing")
     return said
 
 
