@@ -248,7 +248,8 @@ def pfllib(path: str | Path, *, skip: bool = False, shape: str | None = None) ->
                 problems.add("files have unequal numbers of samples and labels", where, client, f"{len(x)}, {len(y)}")
                 continue
             for rows in cut(len(x), x[:1].size):
-                yield Piece(x[rows], y[rows], where, client, split)
+                yield Piece(x[rows], y[rows], where, client, split,
+                            places=Places(where, "index", np.arange(rows.start, rows.stop)))
 
     expected = sorted({client for _, client, _ in files} | _configured(path), key=lambda c: (len(c), c))
     return collect(pieces(), path.name, problems, skip=skip, clients=expected, shape=shape)
