@@ -54,7 +54,7 @@ def test_lists_add_up(tmp_path):
         assert load(f"{path}:{spelling}").x.tolist() == [[3], [6]], spelling
     assert load(f"{path}:x=c,x=a").x.tolist() == [[3, 1], [6, 4]]
     assert load(f"{path}:classes=1,classes=0").y.tolist() == [1, 0]  # label 0 is the second of 1, 0
-    with pytest.raises(CoterieError, match="label is given twice in '.*', a and b; give it once"):
+    with pytest.raises(CoterieError, match=r"label is given twice in '.*', a and b; give it once"):
         load(f"{path}:label=a,label=b")
     assert with_settings(Experiment(), ["watch=f1", "watch=loss,auroc"]).training.watch == ("f1", "loss", "auroc")
 

@@ -84,13 +84,13 @@ def test_the_estimate_is_not_fooled_by_copies(run):
 
 
 def test_validation_samples_of_a_newcomer_are_whole_groups(run):
-    folder, x = run
+    folder, _ = run
     group = np.repeat(np.arange(10), 6)
     desk = Desk(Saved.open(folder, NET))
     desk.group = group
     marks = torch.arange(60.0)[:, None, None, None].expand(60, 1, 8, 8)
-    made = desk.federation(marks, torch.zeros(60, dtype=torch.int64), cut(np.arange(60), 5, np.random.default_rng(0), group),
-                           list("abcde"))
+    folds = cut(np.arange(60), 5, np.random.default_rng(0), group)
+    made = desk.federation(marks, torch.zeros(60, dtype=torch.int64), folds, list("abcde"))
     for i in range(5):
         held = [set(group[made.client(i, split)[0][:, 0, 0, 0].long()]) for split in SPLITS]
         assert sum(map(len, held)) == 10
@@ -121,7 +121,8 @@ def test_run_resume_and_personalize_follow_the_groups(tmp_path, monkeypatch, cap
     assert "Samples were held out by their 6 groups" in text
     (tmp_path / "plain.csv").write_text("weight,outcome\n" + "".join(
         f"{rng.normal():.3f},{('ill', 'well')[k % 2]}\n" for k in range(24)))
-    code, text, errors = command(capsys, monkeypatch, "personalize", "run", "--data", "plain.csv", "-o", "p.safetensors")
+    words = ["--data", "plain.csv", "-o", "p.safetensors"]
+    code, text, errors = command(capsys, monkeypatch, "personalize", "run", *words)
     assert code == 0, errors
     assert "The run keeps groups of samples together, and this client's data name none" in text
 
