@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
-import pytest
 import torch
 
-from coterie.cli.app import app
 from coterie.data import Federation, load
 from coterie.data.features import MOST, Feature, features_of, listed
-
-DRAWN = np.random.default_rng(6).normal(50, 10, 400)
-
-
-def table(path, columns, n=60):
-    """A csv file of these columns, functions of the row's number; the label is none of them."""
-    rng = np.random.default_rng(0)
-    lines = [",".join([*columns, "label"])]
-    lines += [",".join([*(str(column(k)) for column in columns.values()), str(rng.integers(2))]) for k in range(n)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-
-def drawn(column, row):
-    return round(DRAWN[(row + column) % 400], 3)
 
 
 def test_the_features_of_a_table(tmp_path):
@@ -65,22 +45,6 @@ def test_other_samples_show_their_features_too():
     assert (images[0].low, images[2].high) == (-1, 1)
     (tokens,) = features_of(torch.tensor([[1, 7], [0, 3]]))
     assert (tokens.kind, tokens.inputs, tokens.low, tokens.high) == ("text or codes", 2, 0, 7)
-
-
-@pytest.mark.parametrize("each", [False, True])
-def test_coterie_data_lists_them(tmp_path, capsys, each):
-    columns = {f"f{k}": partial(drawn, k) for k in range(60)}
-    path = table(tmp_path / "t.csv", {"id": lambda k: k, **columns, "client": lambda k: "abc"[k % 3]})
-    with pytest.raises(SystemExit) as ended:
-        app(["data", str(path), *(["--each"] if each else [])])
-    assert ended.value.code in (0, None)
-    out, err = capsys.readouterr()
-    assert "feature  type           range" in out
-    assert "id       whole number   0 to 59" in out
-    assert ("more features; --each lists all of them" in out) != each
-    assert ("\nf59 " in out) == each
-    assert "ignore=id" in err
-    assert max(len(line) for line in out.splitlines()) <= 80
 
 
 def test_a_federation_in_python_needs_none_of_this():

@@ -17,6 +17,7 @@ from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
 from coterie.data.readers.refusals import Problems, reading, reason
 from coterie.data.readers.tables.rows import CSV, Dialect, header
+from coterie.data.readers.tables.suspicious import unused_groups
 from coterie.errors import CoterieError, unknown
 from coterie.memory import BLOCK
 
@@ -62,8 +63,10 @@ def images(
     path = Path(path)
     problems = Problems()
     index = path / INDEX if path.is_dir() else path
+    notes: list[str] = []
     if index.is_file():
-        listed, clients = _indexed(index, label, client, split, group, problems), set[str]()
+        listed, notes = _indexed(index, label, client, split, group, problems)
+        clients = set[str]()
     elif path.is_dir() and group is not None:
         raise CoterieError(f"folders of images do not say which belong together, so group={group} needs an index: a "
                            f"file {path / INDEX} with the columns path, label, {group}.")
@@ -79,7 +82,7 @@ def images(
     good = [picture for picture in listed if look(picture, seen, problems)]
     shown = path.stem if path.is_file() else path.resolve().name
     return collect(decoded(good, seen, scale, colour, problems), shown, problems, skip=skip, classes=classes,
-                   clients=sorted(clients | {p.client for p in listed if p.client is not None}))
+                   notes=notes, clients=sorted(clients | {p.client for p in listed if p.client is not None}))
 
 
 def _found(root: Path, problems: Problems) -> tuple[list[Picture], set[str]]:
@@ -112,8 +115,10 @@ def _found(root: Path, problems: Problems) -> tuple[list[Picture], set[str]]:
 
 def _indexed(
     index: Path, label: str, client: str, split: str, group: str | None, problems: Problems
-) -> list[Picture]:
-    listed = []
+) -> tuple[list[Picture], list[str]]:
+    """What the index lists, and a note on a column that looks like a group and is not taken as one."""
+    listed: list[Picture] = []
+    unused: dict[str, list[str | None]] = {}
     with reading(index, "a csv index"), index.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file, strict=True, delimiter=Dialect.of(index).separator)
         columns = rows.fieldnames or []
@@ -124,6 +129,9 @@ def _indexed(
         ended = rows.line_num
         for row in rows:
             line, ended = ended + 1, rows.line_num
+            for column in columns:
+                if whose is None and column not in ("path", label, client, split):
+                    unused.setdefault(column, []).append((row[column] or "").strip() or None)
             where, word = (row["path"] or "").strip(), (row.get(split) or "").strip().lower()
             owner = (row.get(client) or "").strip() if client in columns else None
             together = (row.get(whose) or "").strip() if whose is not None else None
@@ -137,7 +145,8 @@ def _indexed(
                                   SPLIT_WORDS[word] if word else None, together))
     if not listed and not problems:
         raise CoterieError(f"'{index}' lists no images.")
-    return listed
+    owners = {picture.client for picture in listed}
+    return listed, unused_groups({column: names(values) for column, values in unused.items()}, len(owners))
 
 
 def sides(size: str | None) -> tuple[int, int] | None:

@@ -30,6 +30,7 @@ from coterie.data.readers.pieces import (
     with_class_names,
 )
 from coterie.data.readers.refusals import Problems, reading
+from coterie.data.readers.tables.suspicious import unused_groups
 from coterie.errors import CoterieError, NoLabels, counted, unknown
 from coterie.files import read_json
 
@@ -104,6 +105,12 @@ def npz(
             told = None  # an array of names beside targets, or where the user named the classes
         source = collect(pieces(), path.stem, Problems(), skip=skip, shape=shape, regression=regression,
                          classes=classes or (told if words else None))
+        if whose not in small:
+            n = len(small["y"])
+            known = (*KNOWN, *CLASS_NAMES, *FEATURE_NAMES)
+            more = {name: ids for name in listed if name not in known and (ids := _ids(archive, name, n)) is not None}
+            clients = 0 if source.client is None else len(set(source.client.tolist()))
+            source = replace(source, notes=(*source.notes, *unused_groups(more, clients)))
         columns = called["feature_names"] or ()
         if columns and source.x.ndim == 2 and len(columns) == source.x.shape[1]:
             source = replace(source, features=features_of(source.x, columns))
@@ -129,6 +136,16 @@ def _texts(archive: ZipFile, name: str) -> list[str] | None:
         return None
     whole = _Member(archive, name).whole()
     return [word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word) for word in whole.tolist()]
+
+
+def _ids(archive: ZipFile, name: str, samples: int) -> Array | None:
+    """An array of whole numbers or texts, one for each sample; None where it is something else."""
+    try:
+        with archive.open(f"{name}.npy") as file:
+            shape, _, dtype = _header(file)
+        return _Member(archive, name).whole() if shape == (samples,) and dtype.kind in "iuU" else None
+    except Exception:  # nobody asked for this array, so its damage is nobody's business
+        return None
 
 
 def _named(client: Array | None, names: list[str] | None, path: Path) -> Array | None:

@@ -217,14 +217,15 @@ class _ColumnEncoder:
         return notes
 
     def suspicions(self, table: Learned) -> list[str]:
-        """Notes on columns that are probably no features; none where a schema or a text decides what is read."""
-        if self.followed or self.text is not None or self.arrays:
+        """Notes on columns that are probably no features, and on groups; none where a schema decides what is read."""
+        if self.followed:
             return []
+        columns = [c for c in self.columns if self.text is None and not self.found[c].shape]
         taken = {self.label, self.client, self.split, self.group, *self.columns}
         others = [c for c in self.found if c not in taken and not c.startswith("\0") and not self.found[c].shape]
         return suspicious.notes(
             {c: known.signs for c, known in self.found.items()}, {c: known.numeric for c, known in self.found.items()},
-            self.columns, self.chosen, others, table.clients, self.group is not None or self.split is not None,
+            columns, self.chosen, others, table.clients, self.group is not None or self.split is not None,
         )
 
     def features(self, total: int, length: int) -> tuple[Feature, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coterie.data.readers.pieces import Array, Places
+from coterie.data.readers.pieces import Array, Places, names
 
 KEPT = 500_000
 """Different values that are remembered of all columns together; later rows of a longer table are not looked at."""
@@ -202,11 +202,7 @@ def notes(
     looked = [c for c in features if c not in chosen]
     groups = [] if grouped else [c for c in (*features, *others)
                                  if looks_like_group(c, found[c], numeric[c], clients)]
-    if groups:
-        one = groups[0]
-        said.append(f"{_several(groups)} to say whose rows these are ({found[one].different} different values in "
-                    f"{found[one].n} rows of '{one}'): rows of one may be trained and tested on, so scores come out "
-                    f"too high; group={one} keeps them on one side of the split")
+    said += group_notes(groups, found)
     dates = [c for c in looked if looks_like_date(c, found[c], numeric[c])]
     if dates:
         said.append(f"{_several(dates)} to hold dates or times, taken as ordinary features; leave out what a model "
@@ -224,6 +220,28 @@ def notes(
                     f"{found[column].different} values became a category; mend the file, or write NA for what is "
                     "missing")
     return said
+
+
+def group_notes(groups: Sequence[str], found: Mapping[str, Signs]) -> list[str]:
+    """What to type for columns that look like groups."""
+    if not groups:
+        return []
+    one = groups[0]
+    return [f"{_several(groups)} to say whose rows these are ({found[one].different} different values in "
+            f"{found[one].n} rows of '{one}'): rows of one may be trained and tested on, so scores come out too high; "
+            f"group={one} keeps them on one side of the split"]
+
+
+def unused_groups(columns: Mapping[str, Array], clients: int) -> list[str]:
+    """The same for whole columns that were not taken for anything: numbers, or texts of which None is missing."""
+    found = {name: Signs() for name in columns}
+    for name, values in columns.items():
+        plain = values.astype(np.float64) if values.dtype.kind in "biuf" else names(
+            [None if v is None else v if isinstance(v, str) else str(v) for v in values.tolist()])
+        found[name].look(plain, Places(name, "row", np.arange(len(values))))
+    like = [name for name, values in columns.items()
+            if looks_like_group(name, found[name], values.dtype.kind in "biuf", clients)]
+    return group_notes(like, found)
 
 
 def _several(columns: Sequence[str]) -> str:

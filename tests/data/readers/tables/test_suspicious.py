@@ -161,3 +161,23 @@ def test_what_is_no_group_is_not(tmp_path):
     assert not noted(table(tmp_path / "t.csv", columns), "whose rows")
     many = {"patient": lambda k: f"p{k // 3:04d}", "age": lambda k: DRAWN[k % 60]}
     assert "group=patient keeps those of one on one side" in refused(table(tmp_path / "t.csv", many, 600))
+
+
+def test_groups_of_other_formats_are_pointed_out_too(tmp_path):
+    """An array that nobody asked for, a column of an index of images, and the speaker of texts."""
+    from PIL import Image
+
+    held = {"x": np.ones((60, 2)), "y": np.arange(60) % 2, "client": np.arange(60) % 3}
+    np.savez(tmp_path / "a.npz", **held, lesion=MIXED // 3, weight=MIXED, noise=np.arange(60) % 2)
+    (said,) = noted(tmp_path / "a.npz", "whose rows")
+    assert "group=lesion keeps them on one side" in said
+    assert not noted(f"{tmp_path / 'a.npz'}:group=lesion", "whose rows")
+    Image.new("L", (4, 4)).save(tmp_path / "1.png")
+    rows = "".join(f"1.png,{k % 2},HAM_{MIXED[k] // 3:05d},{k % 2}\n" for k in range(60))
+    (tmp_path / "list.csv").write_text(f"path,label,lesion,sex\n{rows}")
+    (said,) = noted(tmp_path / "list.csv", "whose rows")
+    assert "group=lesion keeps them on one side" in said
+    assert not noted(f"{tmp_path / 'list.csv'}:group=lesion", "whose rows")
+    path = table(tmp_path / "t.csv", {"said": lambda k: f"good day {k}", "speaker": lambda k: f"s{k // 4}"})
+    (said,) = noted(f"{path}:text=said", "whose rows")
+    assert "group=speaker keeps them on one side" in said
