@@ -19,17 +19,22 @@ class Interrupted(Exception):  # noqa: N818 (not an error)
 
 
 def unknown(
-    kind: str, given: str, known: Iterable[str], other_words: Mapping[str, str] | None = None, listed: str = ""
+    kind: str, given: str, known: Iterable[str], other_words: Mapping[str, str] | None = None, listed: str = "",
+    value: str = "...",
 ) -> CoterieError:
     """The error for a name that does not exist: it suggests the nearest one that does, else lists them all.
 
-    `other_words` are words for known names that are not alike, without `_` and `-`. Where a list alone says too little,
-    `listed` is the sentence that says where the names are explained.
+    `other_words` are words for known names that are not alike, without `_` and `-`; where no name will do, a clause
+    that says what to write, with `{}` in place of the `value`. Where a list alone says too little, `listed` is the
+    sentence that says where the names are explained.
     """
     names = sorted(known)
-    meant = (other_words or {}).get(given.lower().replace("_", "").replace("-", ""))
-    near = [meant] if meant in names else get_close_matches(given.lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else "" if listed else f"known: {', '.join(names)}."
+    meant = (other_words or {}).get(given.lower().replace("_", "").replace("-", ""), "")
+    near = [meant] if meant in names else get_close_matches(given.lower(), names, n=1, cutoff=0.6)
+    if " " in meant:
+        hint = f"{meant.replace('{}', value)}."
+    else:
+        hint = f"did you mean '{near[0]}'?" if near else "" if listed else f"known: {', '.join(names)}."
     return CoterieError(f"unknown {kind} '{given}'; {' '.join(filter(None, (hint, listed)))}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -142,7 +142,7 @@ def options(cls: type[Any]) -> dict[str, Any]:
 
 
 def current(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values under the names that options have now.
+    """The values under the names that options have now; two names of one option are refused.
 
     A class says in `FORMER` what became of a name: another name, or `name=text` with `{}` in place of the value.
     """
@@ -150,6 +150,8 @@ def current(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         known = name if name in options(cls) else dict(getattr(cls, "FORMER", ())).get(name, name)
         now, is_text, text = known.partition("=")
+        if now in found:
+            raise CoterieError(f"{now} is given twice, once under another name: {', '.join(values)}.")
         found[now] = text.format(spelled(value)) if is_text else value
     return found
 
@@ -164,7 +166,8 @@ def build(cls: type[T], values: Mapping[str, Any], kind: str) -> T:
     for name in values:
         if name not in known:
             raise unknown(
-                f"option of {kind}", name, known, getattr(cls, "OTHER_WORDS", None), getattr(cls, "LISTED", "")
+                f"option of {kind}", name, known, getattr(cls, "OTHER_WORDS", None), getattr(cls, "LISTED", ""),
+                spelled(values[name]),
             )
     return cls(**{name: convert(value, known[name], f"{kind}'s {name}") for name, value in values.items()})
 
@@ -247,8 +250,11 @@ def parse_call(text: str) -> tuple[str, dict[str, str]]:
     return name.strip(), split_options(rest.removesuffix(")"), text)
 
 
-def split_options(rest: str, text: str) -> dict[str, str]:
-    """`key=value,key=value` -> the values as text; a value may hold commas itself, such as hidden=64,32."""
+def split_options(rest: str, text: str, lists: Iterable[str] = ()) -> dict[str, str]:
+    """`key=value,key=value` -> the values as text; a value may hold commas itself, such as hidden=64,32.
+
+    A key that stands twice is refused, unless it is one of `lists`: those add up, so `a=1,a=2` is `a=1,2`.
+    """
     found: dict[str, str] = {}
     for item in pieces(rest):
         key, equals, value = item.partition("=")
@@ -258,8 +264,16 @@ def split_options(rest: str, text: str) -> dict[str, str]:
         elif not equals:
             raise CoterieError(f"'{item}' in '{text}' is no option; write option=value,option=value.")
         else:
-            found[key.strip()] = value.strip()
+            added(found, key.strip(), value.strip(), text, lists)
     return found
+
+
+def added(found: dict[str, str], key: str, value: str, where: str, lists: Iterable[str] = ()) -> None:
+    """Take in one more option: the values of `lists` add up, and any other that is given twice is refused."""
+    if key in found and key not in lists:
+        raise CoterieError(f"{key} is given twice in '{where}', {found[key]} and {value}; give it once.")
+    # The value moves to the end, where further words behind a comma belong to it.
+    found[key] = f"{found.pop(key)},{value}" if key in found else value
 
 
 def parse_options(text: str) -> tuple[str, dict[str, Any]]:

@@ -25,7 +25,7 @@ from coterie.contract.method import Method
 from coterie.contract.metric import Metric
 from coterie.contract.optimizer import Optimizer
 from coterie.errors import CoterieError, unknown
-from coterie.options import build, convert, current, options, parse_call, pieces, spelled
+from coterie.options import added, build, convert, current, options, parse_call, pieces, spelled
 
 V = TypeVar("V")
 
@@ -135,7 +135,7 @@ def method(spec: str, **values: Any) -> Method:
     text, plugged = _unplug(spec)
     cls, rest = _method_class(text)
     preset, given = _parsed(cls, rest, cls.presets, {*options(cls), *options(LocalOptions)} - {"aggregator"})
-    own, local = _sorted(cls, {**given, **values})
+    own, local = ({**mine, **more} for mine, more in zip(_sorted(cls, given), _sorted(cls, values), strict=True))
     chosen = _value(cls, preset, own)
     if local:
         chosen = replace(chosen, training=_local(cls.name, {**dict(chosen.training), **local}))
@@ -170,13 +170,14 @@ def _sorted(cls: type[Method], values: Mapping[str, Any]) -> tuple[dict[str, Any
     for given, value in values.items():
         name, what = (given, value) if given.startswith(OF_RUN) else next(iter(current(cls, {given: value}).items()))
         plain = name.removeprefix(OF_RUN)
-        if name in options(cls):
-            own[name] = what
-        elif plain in options(LocalOptions):
-            local[plain] = what
-        else:
+        into, key = (own, name) if name in options(cls) else (local, plain)
+        if into is local and plain not in options(LocalOptions):
             known = {*options(cls), *options(LocalOptions)} - {"aggregator"}
-            raise unknown(f"option of {cls.name}", given, known, LocalOptions.OTHER_WORDS)
+            words = {**LocalOptions.OTHER_WORDS, **LocalOptions.of_the_run()}
+            raise unknown(f"option of {cls.name}", given, known, words, value=spelled(value))
+        if key in into:
+            raise CoterieError(f"{key} is given twice for {cls.name}, {spelled(into[key])} and {spelled(what)}.")
+        into[key] = what
     return own, local
 
 
@@ -272,11 +273,14 @@ def _parsed(
     cls: type[Any], rest: str, presets: tuple[str, ...], known: Iterable[str]
 ) -> tuple[str, dict[str, str]]:
     """The preset, if one is named, and the options, as text, of `preset,option=value,...`."""
-    preset, given = "", {}
+    preset: str = ""
+    given: dict[str, str] = {}
     for item in pieces(rest):
         name, equals, text = item.partition("=")
         if equals:
-            given[name.strip()] = text.strip()
+            added(given, name.strip(), text.strip(), f"{cls.name}:{rest}")
+        elif name in presets and preset:
+            raise CoterieError(f"{cls.name} can have one preset, not {preset} and {name}.")
         elif name in presets:
             preset = name
         else:

@@ -24,6 +24,7 @@ from coterie.cli.arguments import (
     experiment_of,
 )
 from coterie.cli.printing import print_results, saved_experiment, say
+from coterie.data import features
 from coterie.errors import CoterieError, counted
 from coterie.report import catalogue
 from coterie.report.table import markdown as as_markdown
@@ -117,15 +118,18 @@ def data_command(
     clients: ClientsOption = None, unseen: UnseenOption = None, config: ConfigOption = None,
     preset: PresetOption = None, data_dir: DataDirOption = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw who holds which class to this file.")] = None,
-    each: Annotated[bool, typer.Option("--each", help=f"List every client, also more than {LISTED}.")] = False,
+    each: Annotated[bool, typer.Option("--each", help=f"List every client and feature, also more than {LISTED} and "
+                                            f"{features.MOST}.")] = False,
 ) -> None:
-    """Show how the data lie over the clients."""
+    """Show the features, and how the data lie over the clients."""
     experiment = experiment_of(config, either(path, data), partition, clients, unseen, None, None, None, [], (),
                                preset=preset, data_dir=data_dir)
-    federation = check_clients(experiment.federation(), clients)
+    source = experiment.source()
+    federation = check_clients(experiment.dealt(source), clients)
     say(federation.recipe.get("notes", ()))
     listed = federation.listing() if each or federation.clients <= LISTED else "--each lists the clients one by one."
-    console.print(federation.summary(), listed, sep="\n\n", markup=False, highlight=False, soft_wrap=True)
+    held = features.listed(source.features or features.features_of(source.x), each)
+    console.print(federation.summary(), held, listed, sep="\n\n", markup=False, highlight=False, soft_wrap=True)
     if picture is not None:
         from coterie.report.bubbles import bubbles
 

@@ -19,12 +19,51 @@ class LocalOptions:
     """
 
     OTHER_WORDS: ClassVar[Mapping[str, str]] = {
-        "learningrate": "lr", "eta": "lr", "stepsize": "lr", "batchsize": "batch", "bs": "batch",
-        "localepochs": "epochs", "localsteps": "steps", "scheduler": "schedule", "serveroptimizer": "server",
-        "warmuprounds": "warmup", "classweight": "class_weights", "smoothing": "label_smoothing",
-        "labelsmooth": "label_smoothing", "augmentation": "augment", "transform": "augment",
+        **dict.fromkeys(("learningrate", "eta", "stepsize", "locallr", "clientlr", "locallearningrate"), "lr"),
+        **dict.fromkeys(("batchsize", "bs", "localbs", "localbatchsize", "lbs", "b"), "batch"),
+        **dict.fromkeys(("localepochs", "localep", "epoch", "numepochs", "nepochs", "e"), "epochs"),
+        **dict.fromkeys(("localsteps", "localupdates", "numsteps", "localiterations"), "steps"),
+        **dict.fromkeys(("scheduler", "lrscheduler", "lrschedule"), "schedule"),
+        **dict.fromkeys(("gradclip", "clipnorm", "maxgradnorm", "gradientclipping", "clipgradnorm"), "clip"),
+        **dict.fromkeys(("smoothing", "labelsmooth"), "label_smoothing"),
+        **dict.fromkeys(("augmentation", "transform", "transforms"), "augment"),
+        "serveroptimizer": "server", "warmuprounds": "warmup", "classweight": "class_weights", "optim": "optimizer",
+        **dict.fromkeys(("weightdecay", "wd", "l2", "decayweight"), "write optimizer=sgd(weight_decay={})"),
+        "momentum": "write optimizer=sgd(momentum={})",
+        "nesterov": "write optimizer=sgd(momentum=0.9,nesterov={})",
+        **dict.fromkeys(("beta1", "beta2", "betas", "eps"), "it belongs to an optimizer: write optimizer=adam(...)"),
+        **dict.fromkeys(("lrdecay", "learningratedecay", "lrgamma"), "write schedule=decay and decay={}"),
+        **dict.fromkeys(("serverlr", "globallr", "etag", "serverlearningrate"), "write server=sgd(lr={})"),
+        "servermomentum": "write server=sgd(momentum={})",
+        "dropout": "it belongs to the model: --model mlp:dropout={}",
+        **dict.fromkeys(("hidden", "hiddensize", "width", "layers"), "it belongs to the model: --model mlp:hidden={}"),
+        **dict.fromkeys(("k", "topk"), "for the accuracy of the first k classes use --metric 'top_k(k={})'"),
+        **dict.fromkeys(("loss", "criterion", "lossfunction"), "a loss of your own is --loss file.py:function"),
+        **dict.fromkeys(("numclients", "nclients", "clients", "totalclients"), "write --clients {}"),
+        **dict.fromkeys(("dataset", "data", "path"), "write --data {}"),
+        **dict.fromkeys(("net", "network", "architecture", "arch"), "write --model {}"),
+        **dict.fromkeys(("partition", "noniid", "iid"), "write --partition, such as dirichlet:alpha=0.1"),
+        **dict.fromkeys(("dirichletalpha", "diralpha"), "write --partition dirichlet:alpha={}"),
+        **dict.fromkeys(("scale", "normalize", "normalise", "standardize"), "it belongs to the data: FILE:scale=true"),
+        **dict.fromkeys(("numseeds", "nseeds", "repeats", "runs", "times"), "write --seeds {}"),
+        **dict.fromkeys(("output", "out", "savedir", "logdir", "outdir"), "write --out {}"),
+        **dict.fromkeys(("dpepsilon", "epsilon", "dpnoise"),
+                        "privacy belongs to the aggregator: METHOD+private (see `coterie methods private`)"),
     }
-    """What others call an option, without `_` and `-`."""
+    """What others call an option, without `_` and `-`; or what to write, where it is no option of this kind."""
+    OF_THE_RUN: ClassVar[tuple[str, ...]] = (
+        "rounds", "participation", "sampling", "dropouts", "stragglers", "evaluate_every", "patience", "buffers",
+        "seed", "device", "precision", "wave", "state", "engine", "kernels", "capture", "prefix", "together",
+        "checkpoint_every", "metric", "watch",
+    )
+    """The other training options, which all methods of a run share."""
+
+    @classmethod
+    def of_the_run(cls) -> dict[str, str]:
+        """For `unknown`: what to write where one of those stands among a method's options."""
+        flags = {"rounds": "--rounds {}", "metric": "--metric '{}'", "watch": "--watch '{}'"}
+        return {name.replace("_", ""): f"all methods of a run share it: write {flags.get(name, f'--set {name}={{}}')}"
+                for name in cls.OF_THE_RUN}
 
     epochs: CountOrZero = 1
     """Local epochs a round."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from coterie import streams
 from coterie.data.federation import Federation
 from coterie.errors import CoterieError, unknown
-from coterie.options import build
+from coterie.options import build, split_options
 
 NEVER = 2**31 - 1
 """The round in which clients leave that stay to the end."""
@@ -112,22 +112,12 @@ def scheduled(federation: Federation, spec: str) -> Federation:
     names = federation.names[: federation.population]
     kind, _, rest = spec.partition(":")
     if kind == "random":
-        times = build(Random, _options(rest), "churn").times(names)
+        times = build(Random, split_options(rest, spec), "churn").times(names)
     elif spec.endswith(".csv"):
         times = read(Path(spec))
     else:
         raise unknown("churn", spec, ("random:rate=0.1", "<file>.csv"))
     return with_times(federation, times, {"churn": spec})
-
-
-def _options(text: str) -> dict[str, str]:
-    found = {}
-    for item in filter(None, text.split(",")):
-        name, equals, value = item.partition("=")
-        if not equals:
-            raise CoterieError(f"'{item}' in 'random:{text}' is no option; write random:rate=0.1,leave=0.01.")
-        found[name.strip()] = value.strip()
-    return found
 
 
 def with_times(federation: Federation, times: Mapping[str, Times], recipe: dict[str, Any] | None = None) -> Federation:

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from coterie import memory
+from coterie.data import groups
 from coterie.data.arrays import Data, Pair, stacked, targets, tensor
 from coterie.data.checks import client_names, require_finite, require_labels, require_rows, require_share
 from coterie.data.partition import Ints, generator
-from coterie.data.splits import SPLITS, client_order, deal
+from coterie.data.splits import SPLITS, client_order, deal, held_out
 from coterie.data.summary import described, listed
 from coterie.errors import CoterieError, counted, unknown
 
@@ -39,6 +40,7 @@ class Federation:
     names: tuple[str, ...]
     recipe: dict[str, Any]
     schedule: Ints | None = None  # [trained, 2]: rounds of arrival, rising, and of leaving; None: all are always there
+    group: Ints | None = None  # [N] the group of each sample, where some belong together; None: each is on its own
 
     def __post_init__(self) -> None:
         """Refuse an inconsistent federation, however it was built."""
@@ -56,6 +58,8 @@ class Federation:
             raise CoterieError(f"client {self.names[empty[0]]} has no training data")
         if self.schedule is not None and self.schedule.shape != (self.trained, 2):
             raise CoterieError(f"the schedule has shape {list(self.schedule.shape)}, expected [{self.trained}, 2]")
+        if self.group is not None and self.group.shape != (len(self.x),):
+            raise CoterieError(f"group has shape {list(self.group.shape)}, expected [{len(self.x)}]")
         try:
             json.dumps(self.recipe)
         except TypeError as error:
@@ -80,21 +84,33 @@ class Federation:
         classes: int | None = None,
         names: Sequence[str] | None = None,
         recipe: dict[str, Any] | None = None,
+        group: Sequence[ArrayLike] | Mapping[str, ArrayLike] | None = None,
     ) -> Federation:
         """From one (x, y) per client, numpy or torch: a list, with `names` if they have any, or {name: (x, y)}.
 
         Whole-number y are labels, float y regression targets; `classes=0` reads whole numbers as targets too. `test` is
         the share of a client's samples, `val` the share of what remains. `unseen` clients are drawn at random and
-        moved behind the others; names keep the original order's numbers.
+        moved behind the others; names keep the original order's numbers. `group` has one array of ids per client:
+        samples of one id stay on one side of the split.
         """
         if isinstance(clients, Mapping):
+            if isinstance(group, Mapping):
+                if set(group) != set(clients):
+                    raise CoterieError("group must name the same clients as the data do")
+                group = [group[name] for name in clients]
             names, clients = [str(name) for name in clients], list(clients.values())
         names = client_names(names, len(clients))
         x, y, sizes = stacked([clients], names)
         stops = sizes[:, 0].cumsum()
         owned = [np.arange(stop - n, stop) for n, stop in zip(sizes[:, 0], stops, strict=True)]
+        ids = None
+        if group is not None:
+            if isinstance(group, Mapping) or [len(np.atleast_1d(one)) for one in group] != sizes[:, 0].tolist():
+                raise CoterieError("group must have one array for each client, with one id for each of its samples")
+            ids = np.concatenate([np.asarray(one).astype(str) for one in group])
         return cls.from_assignment(
-            x, y, owned, val=val, test=test, unseen=unseen, seed=seed, classes=classes, names=names, recipe=recipe
+            x, y, owned, val=val, test=test, unseen=unseen, seed=seed, classes=classes, names=names, recipe=recipe,
+            group=ids,
         )
 
     @classmethod
@@ -112,25 +128,36 @@ class Federation:
         names: Sequence[str] | None = None,
         recipe: dict[str, Any] | None = None,
         given: NDArray[np.integer[Any]] | None = None,
+        group: ArrayLike | None = None,
     ) -> Federation:
         """From one pool of samples and the sample indices of each client, as a partition returns them.
 
         `given [N]` says that sample n is in SPLITS[given[n]] already: test samples stay test samples, nothing is
         drawn for testing, and `val` is drawn from the training samples of clients that have no validation samples.
+        `group [N]` are ids (numbers or texts): samples of one id stay on one side of what is drawn, whose sizes are as
+        near to the shares as that allows.
         """
         names = client_names(names, len(assignment))
         require_share("val", val)
         require_share("test", test)
         if given is not None and len(given) != len(x):  # type: ignore[arg-type]
             raise CoterieError(f"x has {len(x)} samples but {len(given)} are given a split")  # type: ignore[arg-type]
+        whose = None if group is None else groups.coded(group, len(x))  # type: ignore[arg-type]
+        owned = [np.asarray(indices, dtype=np.int64) for indices in assignment]
+        trained = None if whose is None or given is not None else groups.shared(whose, owned, val, test, held_out)
         parts = [
-            deal(np.asarray(indices, dtype=np.int64), val, test, generator(seed, "split", i), given)
-            for i, indices in enumerate(assignment)
+            deal(indices, val, test, generator(seed, "split", i), given, whose, trained)
+            for i, indices in enumerate(owned)
         ]
         split: dict[str, Any] = {"val": val, "test": test, "unseen": unseen, "seed": seed}
         if given is not None:
             split = {"given": True, "val": val, "unseen": unseen, "seed": seed}
-        return cls._arranged(tensor(x, "x"), tensor(y, "y"), parts, names, unseen, seed, classes, recipe, split)
+        if whose is not None:
+            split["groups"] = int(whose.max()) + 1
+            said = groups.notes(whose, parts, names, given is not None, trained)
+            recipe = {**(recipe or {}), "notes": [*(recipe or {}).get("notes", ()), *said]} if said else recipe
+        arrays = tensor(x, "x"), tensor(y, "y")
+        return cls._arranged(*arrays, parts, names, unseen, seed, classes, recipe, split, whose)
 
     @classmethod
     def from_splits(
@@ -169,6 +196,7 @@ class Federation:
         classes: int | None,
         recipe: dict[str, Any] | None,
         split: dict[str, Any],
+        group: Ints | None = None,
     ) -> Federation:
         """Check the samples and bring them into client order; parts[i] = client i's (train, val, test) indices."""
         if len(x) != len(y):
@@ -190,7 +218,9 @@ class Federation:
         y, classes = targets(x, y, classes)
         if classes:
             require_labels(y, classes, bounds, names)
-        return cls(x, y, bounds, len(parts) - unseen, classes, names, {**(recipe or {}), "split": split})
+        whole = {**(recipe or {}), "split": split}
+        return cls(x, y, bounds, len(parts) - unseen, classes, names, whole,
+                   group=None if group is None else group[rows])
 
     # --- who and how much ---------------------------------------------------------------------------------------------
 
@@ -281,7 +311,7 @@ class Federation:
 
     def summary(self) -> str:
         """A description that fits one terminal screen (80 columns) however many clients there are."""
-        return described(self.x, self.y, self.bounds, self._counts(), self.trained, self.names, self.recipe)
+        return described(self.x, self.y, self.bounds, self._counts(), self.trained, self.names, self.recipe, self.group)
 
     def listing(self) -> str:
         """Who holds how much of what: a line for each client, with the samples of each class if these are few."""

@@ -7,7 +7,7 @@ one of them can loop for ever, the function here stops with a sentence that says
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 from zlib import crc32
@@ -184,11 +184,20 @@ def partition(name: str, labels: ArrayLike, clients: int, seed: int = 0, **optio
     """Deal the samples by the recipe called `name`."""
     if name == "natural":
         raise CoterieError("partition 'natural' needs the client id of every sample; call natural(client_ids)")
-    if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
-    parameters = inspect.signature(PARTITIONS[name]).parameters
-    known = {p: spec for p, spec in parameters.items() if p not in ("labels", "clients", "seed")}
+    require_options(name, options)
+    return PARTITIONS[name](labels, clients, seed=seed, **options)
+
+
+def require_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise where a recipe, `natural` included, has no option of a name, or lacks one."""
+    if name not in ("natural", *PARTITIONS):
+        raise unknown("partition", name, ("natural", *PARTITIONS))
+    parameters = inspect.signature(natural if name == "natural" else PARTITIONS[name]).parameters
+    known = {p: spec for p, spec in parameters.items() if p not in ("labels", "client_ids", "clients", "seed")}
     for option in options:
+        if option in ("clients", "seed"):
+            where = "--clients" if option == "clients" else "data_seed in a file for --config"
+            raise CoterieError(f"{option} is no option of partition '{name}'; write {where}.")
         if option not in known:
             if not known:
                 raise CoterieError(f"partition '{name}' has no options, got '{option}'")
@@ -196,7 +205,6 @@ def partition(name: str, labels: ArrayLike, clients: int, seed: int = 0, **optio
     for option, spec in known.items():
         if spec.default is inspect.Parameter.empty and option not in options:
             raise CoterieError(f"partition '{name}' needs a value for {option}")
-    return PARTITIONS[name](labels, clients, seed=seed, **options)
 
 
 def _usual_minimum(samples: int, clients: int) -> int:

@@ -30,6 +30,11 @@ from coterie.data.readers.pieces import Source
 from coterie.errors import CoterieError, unknown
 
 PICTURES = {".jpg", ".jpeg", ".png"}
+ISIC_METADATA = "ISIC_2019_Training_Metadata.csv"
+TORN_LESIONS = (
+    "pictures are split as in the published experiments, so several of one lesion may be trained and tested on; "
+    "fedisic2019:lesions=true keeps a lesion on one side"
+)
 ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 
 
@@ -172,12 +177,14 @@ def _matrix(path: Path, names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
         return {name: np.asarray(found[name]).reshape(-1).astype(np.int64) for name in names}
 
 
-def fedisic2019(folder: Path, size: int = 224) -> Source:
+def fedisic2019(folder: Path, size: int = 224, lesions: bool = False) -> Source:
     """ISIC 2019's training pictures; the 6 centres are the clients.
 
     Classes and centres come from FLamby's table `train_test_split` (image, target, center) where it is there, else from
     ISIC's ground truth and metadata and HAM10000's metadata: a lesion's id begins with BCN, MSK or HAM, and HAM10000
-    names the part of Vienna's or Rosendahl's collection. Pictures without a centre are left out.
+    names the part of Vienna's or Rosendahl's collection. Pictures without a centre are left out. There are several
+    pictures of some lesions, and the published experiments split pictures; `lesions` keeps those of one lesion on one
+    side, by ISIC's metadata.
     """
     table = next((p for p in (folder / "train_test_split", folder / "train_test_split.csv") if p.is_file()), None)
     rows = _flamby(table) if table is not None else _isic(folder)
@@ -186,7 +193,12 @@ def fedisic2019(folder: Path, size: int = 224) -> Source:
     place = next((p for p in places if (p / f"{rows[0][0]}.jpg").is_file()), places[0])
     x = _pictures([place / f"{name}.jpg" for name, _, _ in rows], size, centred=False)
     y = torch.tensor([label for _, label, _ in rows])
-    return Source(x, y, np.array([centre for _, _, centre in rows]), "fedisic2019")
+    made = Source(x, y, np.array([centre for _, _, centre in rows]), "fedisic2019")
+    if not lesions:
+        return replace(made, notes=(TORN_LESIONS,))
+    whose = {row["image"]: row["lesion_id"] for _, row in _table(folder / ISIC_METADATA, ("image", "lesion_id"))}
+    # A picture whose lesion nobody noted is one of its own.
+    return replace(made, group=np.array([whose.get(Path(name).stem) or name for name, _, _ in rows]))
 
 
 def _flamby(path: Path) -> list[tuple[str, int, str]]:
@@ -198,7 +210,7 @@ def _flamby(path: Path) -> list[tuple[str, int, str]]:
 
 
 def _isic(folder: Path) -> list[tuple[str, int, str]]:
-    truth, metadata = folder / "ISIC_2019_Training_GroundTruth.csv", folder / "ISIC_2019_Training_Metadata.csv"
+    truth, metadata = folder / "ISIC_2019_Training_GroundTruth.csv", folder / ISIC_METADATA
     ham = next((p for p in (folder / "HAM10000_metadata", folder / "HAM10000_metadata.csv") if p.is_file()), None)
     if ham is None or not truth.is_file() or not metadata.is_file():
         raise CoterieError(

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.data import groups
 from coterie.data.partition import Ints
 from coterie.data.splits import SPLITS
 from coterie.errors import counted
@@ -20,7 +21,8 @@ MOST_CLASSES = 12
 
 
 def described(
-    x: Tensor, y: Tensor, bounds: Ints, counts: Ints, trained: int, names: Sequence[str], recipe: Mapping[str, Any]
+    x: Tensor, y: Tensor, bounds: Ints, counts: Ints, trained: int, names: Sequence[str], recipe: Mapping[str, Any],
+    group: Ints | None = None,
 ) -> str:
     """The fields of a federation and its samples of each class, `counts [clients, classes]`, in 80 columns.
 
@@ -35,6 +37,7 @@ def described(
         "clients": f"{len(bounds)} ({trained} train, {len(bounds) - trained} unseen)",
         "samples": f"{held.sum()} of shape {feature}, {str(x.dtype).removeprefix('torch.')}",
         "splits": ", ".join(f"{split} {n}" for split, n in zip(SPLITS, sizes.sum(axis=0), strict=True)),
+        **({} if group is None else {"groups": groups.in_words(group, bounds, SPLITS)}),
         "client size": _spread(held),
         "training size": _spread(sizes[:, 0]),
         "smallest": f"client {names[small]}: "

@@ -61,7 +61,7 @@ def site_at(
         source = load(data)
         return Federation.from_assignment(
             source.x, source.y, [np.arange(len(source.x))], val=val, test=test, seed=seed, classes=job.classes,
-            names=[name], recipe={"data": str(data)}, given=source.split,
+            names=[name], recipe={"data": str(data)}, given=source.split, group=source.group,
         )
 
     return Site(name, read, Path(home), device)

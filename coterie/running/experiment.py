@@ -18,9 +18,10 @@ from torch import nn
 
 from coterie import files, registry
 from coterie.contract.method import Method
-from coterie.data import Federation, Source, churn, load, natural, partition, published, spelled
+from coterie.data import Federation, Source, churn, groups, load, natural, partition, published, spelled
+from coterie.data.partition import require_options
 from coterie.errors import CoterieError, counted, unknown
-from coterie.options import build, options, parse_options, pieces
+from coterie.options import added, build, options, parse_options, pieces
 from coterie.running.folder import environment
 from coterie.running.result import Result
 from coterie.running.runs import Prepared, Watch, prepare_comparison, prepare_run, with_baselines
@@ -34,6 +35,12 @@ EXPERIMENT = "experiment.json"
 """What was asked for, in the folder of a run or of a comparison."""
 MODEL_FILE = "model.py"
 LOSS_FILE = "loss.py"
+LISTS = ("watch",)
+"""Training options that add up where they are set more than once."""
+FLAGS = (
+    "data", "data_dir", "partition", "clients", "unseen", "churn", "model", "head", "freeze", "train", "loss", "seeds",
+)
+"""Settings of an experiment that the command line has a flag for."""
 COPIES = {"model": MODEL_FILE, "loss": LOSS_FILE}
 """Beside it, copies of the files that the model and the loss were taken from."""
 
@@ -146,11 +153,14 @@ class Experiment:
 
     def federation(self) -> Federation:
         """Load, deal and split the data; with churn, say who is there when."""
-        made = self._dealt()
+        return self.dealt(self.source())
+
+    def dealt(self, source: Source) -> Federation:
+        """The federation that these samples make."""
+        made = self._dealt(source)
         return churn.scheduled(made, self.churn) if self.churn else made
 
-    def _dealt(self) -> Federation:
-        source = self._source()
+    def _dealt(self, source: Source) -> Federation:
         known = {"notes": list(source.notes), "classes": list(source.classes or ()), "encoding": source.encoding}
         recipe: dict[str, Any] = {"data": self.data, **{name: value for name, value in known.items() if value}}
         shares: dict[str, Any] = {"val": self.val, "test": self.test, "unseen": self.unseen, "seed": self.data_seed}
@@ -162,6 +172,8 @@ class Experiment:
                 "client=COLUMN names the clients, --partition chooses another way to deal"
             )
         recipe |= {"partition": name, **given}
+        require_options(name, given)
+        shares["group"] = source.group
         if name == "natural":
             if source.client is None:
                 raise CoterieError(f"{self.data} names no clients, so a natural partition is impossible; use another.")
@@ -170,12 +182,19 @@ class Experiment:
                 source.x, source.y, assignment, names=names, recipe=recipe, given=source.split, **shares
             )
         total = self.clients + self.unseen
-        assignment = partition(name, source.y.numpy(), total, seed=self.data_seed, **given)
+        if source.group is None:
+            assignment = partition(name, source.y.numpy(), total, seed=self.data_seed, **given)
+        else:
+            whose = groups.coded(source.group, len(source.x))
+            assignment = groups.dealt_whole(name, source.y.numpy(), whose, total, seed=self.data_seed, **given)
         return Federation.from_assignment(source.x, source.y, assignment, recipe=recipe, **shares)
 
-    def _source(self) -> Source:
-        name, given = parse_options(self.data) if ":" in self.data else (self.data, {})
-        return published.load(name, self.data_dir, **given) if name in published.SETS else load(self.data)
+    def source(self) -> Source:
+        """The samples, before they are dealt to clients."""
+        if self.data.partition(":")[0] not in published.SETS:
+            return load(self.data)
+        name, given = parse_options(self.data)
+        return published.load(name, self.data_dir, **given)
 
     def spec(self, federation: Federation, method: str = "") -> RunSpec:
         """One of its runs on this federation's samples, as every other place writes it down."""
@@ -407,25 +426,29 @@ def _taken(methods: Sequence[str], settings: Iterable[str]) -> tuple[dict[str, s
     training: dict[str, str] = {}
     per_method: dict[str, dict[str, str]] = {spec: {} for spec in methods}
     classes = {spec: type(registry.method(spec)) for spec in methods}
+    given = []
     for item in settings:
         name, equals, value = item.partition("=")
         if not equals:
             raise CoterieError(f"--set wants name=value, not '{item}'.")
+        given.append((name, value))
         if name in options(Training):
-            training[name] = value
+            added(training, name, value, " ".join(f"{n}={v}" for n, v in given), LISTS)
             continue
         owner, dot, option = name.partition(".")
         if not dot:
             owner, option = "", name
         takers = [s for s, cls in classes.items() if owner in ("", cls.name) and registry.takes(cls, option)]
         if not takers and name in options(Experiment):
-            raise CoterieError(f"{name} is no training option but a setting of the experiment: use its flag, or a file "
-                               "for --config; `coterie options` explains both.")
+            flag = f"--{name.replace('_', '-')} {value}" if name in FLAGS else f"a file for --config, with {name} = ..."
+            raise CoterieError(f"{name} is no training option but a setting of the experiment: write {flag}; `coterie "
+                               "options` explains both.")
         if not takers:
             known = {*options(Training), *(o for cls in classes.values() for o in options(cls) if o != "aggregator")}
-            raise unknown("option", name, known, {**Training.OTHER_WORDS, **Training.FORMER}, Training.LISTED)
+            words = {**Training.OTHER_WORDS, **Training.FORMER}
+            raise unknown("option", name, known, words, Training.LISTED, value)
         for spec in takers:
-            per_method[spec][option] = value
+            added(per_method[spec], option, value, " ".join(f"{n}={v}" for n, v in given))
     return training, per_method
 
 

@@ -39,6 +39,7 @@ class Saved:
     note: str = ""
     arrivals: tuple[int, ...] = ()  # with churn, the round in which each client arrives, rising
     loss_called: str = ""  # what config.json calls the loss; empty in runs of earlier versions
+    grouped: bool = False  # whether the run's split keeps groups of samples together
 
     @classmethod
     def open(cls, folder: str | Path, model: str | None = None, loss: str | None = None) -> Saved:
@@ -60,7 +61,7 @@ class Saved:
                 found, replace(spec, method=registry.spelling(method)), method, int(config["population"]),
                 tuple(config["clients"]), float(config["federation"].get("split", {}).get("val", 0.1)), experiment,
                 note, tuple(int(arrives) for arrives, _ in config.get("churn", ())),
-                str(config.get("loss", "")),
+                str(config.get("loss", "")), "groups" in config["federation"].get("split", {}),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as reason:
             if isinstance(reason, CoterieError):

@@ -19,10 +19,17 @@ class Training(LocalOptions):
     """How a federation is trained. Everything here is written into the run folder."""
 
     OTHER_WORDS: ClassVar[Mapping[str, str]] = {
-        **LocalOptions.OTHER_WORDS, "fraction": "participation", "clientfraction": "participation",
-        "earlystopping": "patience", "dtype": "precision", "randomseed": "seed", "communicationrounds": "rounds",
+        **LocalOptions.OTHER_WORDS,
+        **dict.fromkeys(("fraction", "clientfraction", "frac", "joinratio", "samplingrate", "c"), "participation"),
+        **dict.fromkeys(("earlystopping", "earlystop"), "patience"), "dtype": "precision",
+        **dict.fromkeys(("randomseed", "randomstate", "rngseed"), "seed"),
+        **dict.fromkeys(("communicationrounds", "numrounds", "nrounds", "globalrounds", "commrounds", "t"), "rounds"),
+        **dict.fromkeys(("evalevery", "evaluationfrequency", "evalgap", "testevery"), "evaluate_every"),
+        **dict.fromkeys(("gpu", "cuda"), "device"), **dict.fromkeys(("metrics", "scoring"), "metric"),
+        **dict.fromkeys(("saveevery", "checkpoint"), "checkpoint_every"),
+        **dict.fromkeys(("stragglerrate", "straggler"), "stragglers"), "dropoutrate": "dropouts",
     }
-    """What others call an option, without `_` and `-`."""
+    """What others call an option, without `_` and `-`; or what to write, where it is no training option."""
     FORMER: ClassVar[Mapping[str, str]] = {"join": "together"}
     """What older versions called an option; their run folders and files are still read."""
     FED: ClassVar[tuple[str, ...]] = ("class_weights", "label_smoothing", "augment")

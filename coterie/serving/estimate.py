@@ -12,6 +12,7 @@ from torch import Tensor
 
 from coterie.contract.metric import Scale
 from coterie.contract.net import Net
+from coterie.data import groups
 from coterie.data.partition import Ints
 from coterie.evaluation import intervals
 from coterie.metrics.accuracy import Accuracy
@@ -30,9 +31,11 @@ Fold = tuple[Ints, Ints]
 """Sample numbers kept for everything that makes a model, and those held out to score it."""
 
 
-def cut(samples: Ints, folds: int, rng: np.random.Generator) -> list[Fold]:
-    """The folds of a cross-validation; no fold is empty."""
+def cut(samples: Ints, folds: int, rng: np.random.Generator, group: Ints | None = None) -> list[Fold]:
+    """The folds of a cross-validation; no fold is empty, and a `group` of samples is in one, if there are several."""
     pieces = np.array_split(rng.permutation(samples), min(folds, len(samples)))
+    if group is not None and len(np.unique(group[samples])) > 1:
+        pieces = groups.folds(samples, group, folds, rng)
     return [
         (np.concatenate([piece for j, piece in enumerate(pieces) if j != k]), held) for k, held in enumerate(pieces)
     ]

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.data import load, spelled
 from coterie.data.readers import find
+from coterie.data.readers.npz import arrays
 from coterie.errors import CoterieError, NoLabels, unknown
 from coterie.running.saved import Saved
 
@@ -18,8 +20,11 @@ INHERITED = ("text", "tokenizer", "words", "length", "regression", "shape")
 """Options of the run's data that a newcomer's table takes over where it does not say otherwise."""
 
 
-def read(path: str, client: str | None = None, saved: Saved | None = None) -> tuple[tuple[Tensor, Tensor], str]:
-    """One client's labelled samples from a file, spelled as for --data, and its name; NoLabels where there are none.
+def read(
+    path: str, client: str | None = None, saved: Saved | None = None
+) -> tuple[tuple[Tensor, Tensor], str, NDArray[Any] | None]:
+    """One client's labelled samples from a file, spelled as for --data, its name, and the samples' groups if they have
+    any; NoLabels where there are no labels.
 
     A table is encoded as the run's was: columns, categories, scale and classes. Labels of other data that are names
     must be those of all classes of the run: numbered by themselves, fewer would be other ones.
@@ -44,15 +49,19 @@ def read(path: str, client: str | None = None, saved: Saved | None = None) -> tu
             raise unknown(f"client in {path}", client, names)
         name = client or names[0]
         mine = torch.from_numpy(np.array([str(c) == name for c in source.client]))
-        return (x[mine], y[mine]), name
+        return (x[mine], y[mine]), name, None if source.group is None else source.group[mine.numpy()]
     if client is not None:
         raise CoterieError(f"{path} names no clients; leave --client out.")
-    return (x, y), Path(place).stem
+    return (x, y), Path(place).stem, source.group
 
 
 def _as_in_the_run(place: str, saved: Saved | None) -> dict[str, Any]:
     """How the run read its table, for one more: its encoding, and how it made samples of texts."""
-    if saved is None or saved.spec.encoding is None or saved.experiment is None or find(place) != "table":
+    if saved is None or saved.experiment is None:
         return {}
-    asked = spelled(saved.experiment.data)[1]
+    asked, kind = spelled(saved.experiment.data)[1], find(place)
+    if kind == "npz" and asked.get("group") in arrays(Path(place)):
+        return {"group": asked["group"]}
+    if saved.spec.encoding is None or kind != "table":
+        return {}
     return {"schema": saved.spec.encoding, **{name: asked[name] for name in INHERITED if name in asked}}

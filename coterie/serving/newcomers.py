@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from coterie.contract.cohort import Cohort
 from coterie.contract.frozen import duplicate
 from coterie.contract.records import Models
-from coterie.data import Federation
-from coterie.data.partition import generator
+from coterie.data import Federation, groups
+from coterie.data.partition import Ints, generator
 from coterie.data.splits import deal
 from coterie.errors import CoterieError
 from coterie.evaluation.score import LOSS
@@ -76,11 +77,12 @@ class Personalized:
 
 def personalize(
     saved: Saved, data: tuple[Tensor, Tensor] | None, name: str = "newcomer", adapt: Adapt = "auto",
-    future: int | None = None, seed: int = 0,
+    future: int | None = None, seed: int = 0, group: ArrayLike | None = None,
 ) -> Personalized:
     """The newcomer's model by the run's method, with an estimate for `future` further samples (by default n / 3).
 
-    Without labels, or with fewer than FEWEST of them, it is the method's fallback, and there is no estimate.
+    Without labels, or with fewer than FEWEST of them, it is the method's fallback, and there is no estimate. Samples of
+    one `group [n]` are held out together, as in the run's own split.
     """
     desk = Desk(saved, seed)
     n = 0 if data is None else len(data[0])
@@ -89,9 +91,10 @@ def personalize(
     x, y = desk.checked(*data, name)
     if future is not None and future < 1:
         raise CoterieError(f"the interval is for at least 1 further sample, not {future}.")
-    outer = cut(np.arange(n), FOLDS, generator(seed, "folds"))
+    desk.group = None if group is None else groups.coded(group, n)
+    outer = cut(np.arange(n), FOLDS, generator(seed, "folds"), desk.group)
     asked = adapt == "auto"
-    inner = [cut(kept, INNER, generator(seed, "inner", k)) if asked else []
+    inner = [cut(kept, INNER, generator(seed, "inner", k), desk.group) if asked else []
              for k, kept in enumerate([np.arange(n), *(kept for kept, _ in outer)])]
     scored = iter(desk.score(x, y, [*outer * REPLICAS, *(part for parts in inner for part in parts)], name))
     replicas = [[next(scored) for _ in outer] for _ in range(REPLICAS)]
@@ -111,6 +114,7 @@ class Desk:
         self.tensors, self.meta = saved.checkpoint()
         self.t = int(self.meta["round"])
         self.number = saved.arrived(self.t)
+        self.group: Ints | None = None  # [n] of the newcomer's samples, where they belong together
 
     def checked(self, x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """The samples, if they are what the run is about."""
@@ -142,7 +146,7 @@ class Desk:
         """A client for each fold; of the samples kept a share is for validation, as for the run's own clients."""
         pieces: list[list[tuple[Tensor, Tensor]]] = [[], [], []]
         for (kept, held), name in zip(folds, names, strict=True):
-            train, val, _ = deal(kept, self.saved.val, 0.0, generator(self.seed, "split", name))
+            train, val, _ = deal(kept, self.saved.val, 0.0, generator(self.seed, "split", name), group=self.group)
             for into, chosen in zip(pieces, (train, held, val), strict=True):
                 into.append((x[torch.from_numpy(chosen)], y[torch.from_numpy(chosen)]))
         return Federation.from_splits(*pieces, classes=self.saved.spec.classes, names=names)
@@ -177,6 +181,9 @@ class Desk:
         if spent:
             why.append(f"The rule took {spent} local steps.")
         why.append(_why_adapted(decided, int(cohort.spent[0]) - spent, bool(self.saved.spec.classes)))
+        if said := _held_together(self.group, self.saved.grouped):
+            why.append(said)
+            facts["groups"] = None if self.group is None else int(self.group.max()) + 1
         facts["adapt"] = {
             "kept": decided.adapt,
             "served": None if decided.served is None else decided.served.facts(),
@@ -247,6 +254,18 @@ def _explained(came: Arrival, cohort: Cohort, clients: int) -> tuple[dict[str, A
     if weights:
         facts["weights"] = weights
     return facts, why
+
+
+def _held_together(group: Ints | None, grouped: bool) -> str:
+    """What groups mean for the estimate; empty where neither the newcomer nor the run has any."""
+    if group is None:
+        return ("The run keeps groups of samples together, and this client's data name none: samples were held out one "
+                "by one, so the estimate is too high if some of them belong together.") if grouped else ""
+    count = int(group.max()) + 1
+    if count == 1:
+        return "All its samples are of one group, so the estimate is for further samples of this group alone."
+    return (f"Samples were held out by their {count} groups; the intervals count samples, and are too narrow where "
+            "those of one group are much alike.")
 
 
 def _why_adapted(decided: Decision, steps: int, classes: bool) -> str:

@@ -32,12 +32,12 @@ def hand_out(
     if not out.parent.is_dir():
         raise CoterieError(f"there is no folder {out.parent} to write {out.name} to.")
     name = client or Path(spelled(data)[0]).stem
-    samples, lacking = None, ""
+    samples, group, lacking = None, None, ""
     try:
-        samples, name = read(data, client, saved)
+        samples, name, group = read(data, client, saved)
     except NoLabels as reason:
         lacking = str(reason)
-    found = personalize(saved, samples, name, adapt, future, seed)  # type: ignore[arg-type]
+    found = personalize(saved, samples, name, adapt, future, seed, group)  # type: ignore[arg-type]
     found = replace(found, why=(*found.why, lacking)) if lacking else found
     facts = described(saved, found)
     beside = write_model(out, found.clients.layout, found.row, facts)

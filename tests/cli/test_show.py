@@ -152,3 +152,34 @@ def test_data_lists_who_holds_what(tmp_path):
     assert ["client", "train", "val", "test", "ill", "well"] in lines
     assert [line[0::4] for line in lines if line[:1] == ["north"]] == [["north", "8"]]
     assert "2 classes: ill, well" in done.stdout
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_data_lists_the_features_and_points_to_an_id(tmp_path, monkeypatch, capsys, each):
+    drawn = np.random.default_rng(0).normal(50, 10, (60, 60)).round(3)
+    lines = [",".join(["id", *(f"f{k}" for k in range(60)), "client", "label"])]
+    lines += [",".join([str(k), *map(str, row), "abc"[k % 3], str(k % 2)]) for k, row in enumerate(drawn)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    shown = in_process_shown(["data", str(tmp_path / "t.csv"), *(["--each"] if each else [])], monkeypatch, capsys)
+    assert "feature  type           range                     missing" in shown.out
+    assert "id       whole number   0 to 59                         -" in shown.out
+    assert f"f0       number         {drawn[:, 0].min():g} to {drawn[:, 0].max():g}" in shown.out
+    assert ("and 21 more features; --each lists all of them" in shown.out) != each
+    assert ("\nf59 " in shown.out) == each
+    assert "ignore=id" in shown.err
+    table = shown.out[shown.out.index("feature  type") :]
+    assert max(len(line) for line in table.splitlines()) <= 80
+
+
+def test_data_shows_features_of_every_kind_and_groups_by_split(tmp_path, monkeypatch, capsys):
+    rows = "".join(f"good day {k},w{k // 4},{k % 2}\n" for k in range(40))
+    (tmp_path / "t.csv").write_text(f"said,who,label\n{rows}")
+    shown = in_process_shown(["data", f"{tmp_path / 't.csv'}:text=said,length=8,group=who", "--clients", "2",
+                              "--partition", "iid"], monkeypatch, capsys)
+    assert "said     text           8 inputs" in shown.out
+    groups = next(line for line in shown.out.splitlines() if line.startswith("groups"))
+    assert groups.split(":")[0].split() == ["groups", "10"]
+    assert "none on two sides" in " ".join(shown.out.split())
+    np.savez(tmp_path / "a.npz", x=np.zeros((8, 6, 5, 3), np.uint8), y=np.arange(8) % 2, client=np.repeat([0, 1], 4))
+    shown = in_process_shown(["data", str(tmp_path / "a.npz")], monkeypatch, capsys)
+    assert "channel 2  image 6x5      -1 everywhere (constant)" in shown.out

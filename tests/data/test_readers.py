@@ -298,7 +298,7 @@ def test_a_schema_makes_sites_encode_alike(tmp_path):
     assert (alone.y.tolist(), alone.classes) == ([1], ("ill", "well"))
     write_csv(tmp_path, [{**ROWS[0], "ward": "roof"}])
     said = refused(tmp_path / "patients.csv", label="outcome", ignore="site", schema=str(tmp_path / "s.json"))
-    assert "1 of 1 row has a value in column 'ward' that the schema lacks: row 1 of patients.csv ('roof')" in said
+    assert "1 of 1 row has a value in column 'ward' that the schema lacks: line 2 of patients.csv ('roof')" in said
 
 
 def test_damaged_tables(tmp_path):
@@ -306,7 +306,7 @@ def test_damaged_tables(tmp_path):
     assert "did you mean 'outcome'" in refused(path, label="outcomes")
     assert "has no column 'label'; say which it is: label=NAME (there are age, ward" in refused(path)
     path.write_text("age,label\n1,0\n2\n")
-    assert "patients.csv' cannot be read as a csv file: row 2 has 1 values, the header 2" in refused(path)
+    assert "patients.csv' cannot be read as a csv file: line 3 has 1 value, the header 2" in refused(path)
     path.write_text("client,age,label\n a,1,0\na ,2,1\nA,3,1\n")
     assert "1 client appears twice: A (also spelled 'a')" in refused(path)
     path.write_text("label,note\n" + "\n".join(f"0,word {k}" for k in range(101)))
@@ -412,7 +412,7 @@ def test_a_dataset_of_images(tmp_path):
         {"image": [{"bytes": b"junk", "path": None}] * 2 + [{"bytes": _png(), "path": None}], "label": [0, 1, 1],
          "writer": list("wzz")}, features)
     said = refused(spoilt, client="writer")
-    assert "2 of 3 files cannot be read (client w: 1, client z: 1): dataset row 0 (no image)" in said
+    assert "2 of 3 files cannot be read (client w: 1, client z: 1): index 0 of dataset (no image)" in said
 
 
 def _png() -> bytes:

@@ -12,11 +12,28 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from coterie.data.readers.formats import Format
-from coterie.data.readers.pieces import Source
+from coterie.data.readers.pieces import Source, listed_names, with_class_names
 from coterie.errors import CoterieError, unknown
 from coterie.options import convert, split_options
 
 _OPTIONS = re.compile(r":(?=\w+=)")
+LISTS = ("ignore", "x", "classes", "class_names")
+"""Options that are lists of names: given more than once, they add up."""
+CLASS_NAMES = "class_names"
+"""An option of every reader: the names of the classes that labels number from 0."""
+OTHER_WORDS = {
+    **dict.fromkeys(("target", "y", "labels", "outcome", "response", "targetcolumn", "labelcolumn"), "label"),
+    **dict.fromkeys(("features", "columns", "inputs", "cols", "usecols"), "x"),
+    **dict.fromkeys(("drop", "exclude", "without", "skipcolumns"), "ignore"),
+    **dict.fromkeys(("clients", "site", "by", "owner", "clientcolumn"), "client"),
+    **dict.fromkeys(("groups", "patient", "subject", "patients", "subjects", "groupby", "keeptogether"), "group"),
+    **dict.fromkeys(("normalize", "normalise", "standardize", "standardise", "zscore"), "scale"),
+    **dict.fromkeys(("sep", "delimiter", "delim"), "separator"),
+    **dict.fromkeys(("impute", "fillna", "na", "missing"), "fill"),
+    **dict.fromkeys(("names", "classnames", "labelnames", "targetnames"), CLASS_NAMES),
+    **dict.fromkeys(("resize", "imagesize"), "size"), "color": "colour", "task": "regression",
+}
+"""What others call an option of data, without `_` and `-`."""
 
 
 def _found() -> list[Format]:
@@ -34,7 +51,7 @@ def spelled(text: str) -> tuple[str, dict[str, str]]:
     if Path(text).exists():
         return text, {}
     path, *rest = _OPTIONS.split(text, maxsplit=1)
-    return path, split_options(rest[0], text) if rest else {}
+    return path, split_options(rest[0], text, LISTS) if rest else {}
 
 
 def read(data: Any, options: Mapping[str, Any]) -> Source:
@@ -45,13 +62,18 @@ def read(data: Any, options: Mapping[str, Any]) -> Source:
         raise unknown("format", str(name), READERS)
     reader = READERS[name or find(data)]
     hints = _options(reader)
+    called = given.pop(CLASS_NAMES, None) if CLASS_NAMES not in hints else None
     for option in given:
         if option not in hints:
-            raise unknown(f"option of {reader.__name__} data", option, hints)
+            known = {*hints, CLASS_NAMES}
+            raise unknown(f"option of {reader.__name__} data", option, known, OTHER_WORDS)
     made = (int, float, str, Path, list, tuple)  # the rest are functions and mappings, which nobody can type
     values = {option: convert(_text(value, hints[option]), hints[option], f"{reader.__name__}'s {option}")
               if value is None or isinstance(value, made) else value for option, value in given.items()}
-    return reader(data, **values)
+    source = reader(data, **values)
+    if called is None:
+        return source
+    return with_class_names(source, listed_names(called), source.name)
 
 
 @cache

@@ -13,7 +13,7 @@ import numpy as np
 
 from coterie.data.readers.formats import Format
 from coterie.data.readers.images import Colour, Picture, Seen, decoded, look, sides
-from coterie.data.readers.pieces import SPLIT_WORDS, Source, collect, names
+from coterie.data.readers.pieces import SPLIT_WORDS, Places, Source, collect, names
 from coterie.data.readers.refusals import Problems, reading
 from coterie.data.readers.tables.columns import Roles
 from coterie.data.readers.tables.encoding import encode
@@ -38,11 +38,12 @@ def hub(
     colour: Colour = "auto",
     scale: bool = False, fill: str | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS,
     length: int = LENGTH, classes: str | None = None, regression: bool = False, schema: str | Encoding | None = None,
-    shape: str | None = None, skip: bool = False,
+    shape: str | None = None, skip: bool = False, group: str | None = None,
 ) -> Source:
     """A `Dataset`, a `DatasetDict`, a flwr-datasets partitioner, or a folder that `save_to_disk` wrote.
 
     The keys of a `DatasetDict` are the split; a partition of a partitioner is a client.
+    `group` names a column whose rows of one value stay on one side of a split.
     A column of images is the sample; otherwise columns are read like those of a table, with the same options.
     """
     parts, name = _parts(data)
@@ -71,11 +72,12 @@ def hub(
             raise CoterieError(f"{name} has several columns of images ({', '.join(pictured)}); say which: x=NAME.")
         shown, target_size, seen = x or pictured[0], sides(size), Seen()
         owner = client if client is not None else "client" if "client" in features else None
-        if owner is not None and owner not in features:
-            raise unknown("column", owner, features)
+        for named in (owner, group):
+            if named is not None and named not in features:
+                raise unknown("column", named, features)
 
         def pictures() -> Iterator[Picture]:
-            yield from _pictures(parts, shown, target, owner, known)
+            yield from _pictures(parts, shown, target, owner, known, group)
 
         problems.totals["files"] = problems.totals["images"] = sum(len(part.data) for part in parts)
         with reading(name, "a Hugging Face data set"):
@@ -88,7 +90,7 @@ def hub(
         for part in parts:
             yield from _rows(part, target, known)
 
-    roles = Roles(target, client, split, text, x, ignore)
+    roles = Roles(target, client, split, text, x, ignore, group)
     return encode(rows, name, problems, roles, scale=scale, fill=fill, tokenizer=tokenizer, words=words,
                   length=length, classes=classes or known, regression=regression, schema=schema, shape=shape, skip=skip,
                   clients=expected)
@@ -166,7 +168,7 @@ def _rows(part: _Part, label: str, known: list[str] | None) -> Iterator[Rows]:
             if part.split is not None:
                 word = next(word for word, code in SPLIT_WORDS.items() if code == part.split)
                 columns[SPLIT] = names([word] * len(block))
-        yield Rows(part.where, first + 1, columns)
+        yield Rows(Places(part.where, "index", np.arange(first, first + len(block))), columns)
 
 
 def _class(value: float, known: list[str]) -> str | None:
@@ -174,20 +176,23 @@ def _class(value: float, known: list[str]) -> str | None:
 
 
 def _pictures(
-    parts: list[_Part], shown: str, label: str, owner: str | None, known: list[str] | None
+    parts: list[_Part], shown: str, label: str, owner: str | None, known: list[str] | None, group: str | None
 ) -> Iterator[Picture]:
+    wanted = list(dict.fromkeys(name for name in (shown, label, owner, group) if name is not None))
     for part in parts:
-        for first, block in _blocks(part, list(dict.fromkeys([shown, label, *([owner] if owner else [])]))):
+        for first, block in _blocks(part, wanted):
             with reading(part.where, "a Hugging Face data set"):
                 held, labels = block.column(shown).to_pylist(), block.column(label).to_pylist()
                 owners = block.column(owner).to_pylist() if owner else [None] * len(block)
-            for k, (image, value, client) in enumerate(zip(held, labels, owners, strict=True)):
+                groups = block.column(group).to_pylist() if group else [None] * len(block)
+            for k, (image, value, client, whose) in enumerate(zip(held, labels, owners, groups, strict=True)):
                 content: Path | bytes = b""
                 if isinstance(image, dict):
                     content = image.get("bytes") or Path(image.get("path") or "missing")
                 said = value if known is None else None if value is None else _class(float(value), known)
                 called = part.client if owner is None else None if client is None else str(client)
-                yield Picture(f"{part.where} row {first + k}", content, said, called, part.split)
+                yield Picture(f"index {first + k} of {part.where}", content, said, called, part.split,
+                              None if group is None else "" if whose is None else str(whose))
 
 
 READS = (Format(hub, 10, folder=is_saved, value=is_hub),)

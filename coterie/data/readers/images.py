@@ -16,7 +16,8 @@ import numpy as np
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
 from coterie.data.readers.refusals import Problems, reading, reason
-from coterie.data.readers.tables.rows import CSV, header
+from coterie.data.readers.tables.rows import CSV, Dialect, header
+from coterie.data.readers.tables.suspicious import unused_groups
 from coterie.errors import CoterieError, unknown
 from coterie.memory import BLOCK
 
@@ -37,6 +38,7 @@ class Picture:
     label: Any
     client: str | None = None
     split: int | None = None
+    group: str | None = None
 
 
 @dataclass
@@ -50,8 +52,9 @@ class Seen:
 def images(
     path: str | Path, *, size: str | None = None, colour: Colour = "auto", skip: bool = False,
     classes: str | None = None, label: str = "label", client: str = "client", split: str = "split",
+    group: str | None = None,
 ) -> Source:
-    """A folder of images, or a csv index with columns path, label and optionally client and split.
+    """A folder of images, or a csv index with columns path, label and optionally client, split and group.
 
     Folders are `client/class/image` or `class/image`; folders called train, val and test, above the classes or above
     the clients, are a split. Where a folder holds index.csv, that is read instead. All images must have one size, or
@@ -60,8 +63,13 @@ def images(
     path = Path(path)
     problems = Problems()
     index = path / INDEX if path.is_dir() else path
+    notes: list[str] = []
     if index.is_file():
-        listed, clients = _indexed(index, label, client, split, problems), set[str]()
+        listed, notes = _indexed(index, label, client, split, group, problems)
+        clients = set[str]()
+    elif path.is_dir() and group is not None:
+        raise CoterieError(f"folders of images do not say which belong together, so group={group} needs an index: a "
+                           f"file {path / INDEX} with the columns path, label, {group}.")
     elif path.is_dir():
         listed, clients = _found(path, problems)
     else:
@@ -74,7 +82,7 @@ def images(
     good = [picture for picture in listed if look(picture, seen, problems)]
     shown = path.stem if path.is_file() else path.resolve().name
     return collect(decoded(good, seen, scale, colour, problems), shown, problems, skip=skip, classes=classes,
-                   clients=sorted(clients | {p.client for p in listed if p.client is not None}))
+                   notes=notes, clients=sorted(clients | {p.client for p in listed if p.client is not None}))
 
 
 def _found(root: Path, problems: Problems) -> tuple[list[Picture], set[str]]:
@@ -105,26 +113,40 @@ def _found(root: Path, problems: Problems) -> tuple[list[Picture], set[str]]:
     return listed, clients
 
 
-def _indexed(index: Path, label: str, client: str, split: str, problems: Problems) -> list[Picture]:
-    listed = []
+def _indexed(
+    index: Path, label: str, client: str, split: str, group: str | None, problems: Problems
+) -> tuple[list[Picture], list[str]]:
+    """What the index lists, and a note on a column that looks like a group and is not taken as one."""
+    listed: list[Picture] = []
+    unused: dict[str, list[str | None]] = {}
     with reading(index, "a csv index"), index.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file, strict=True)
+        rows = csv.DictReader(file, strict=True, delimiter=Dialect.of(index).separator)
         columns = rows.fieldnames or []
-        for needed in ("path", label):
+        for needed in ("path", label, *([] if group is None else [group])):
             if needed not in columns:
                 raise unknown(f"column of '{index}'", needed, [c for c in columns if c is not None] or ["none"])
-        for line, row in enumerate(rows, 2):
+        whose = group if group is not None else "group" if "group" in columns else None
+        ended = rows.line_num
+        for row in rows:
+            line, ended = ended + 1, rows.line_num
+            for column in columns:
+                if whose is None and column not in ("path", label, client, split):
+                    unused.setdefault(column, []).append((row[column] or "").strip() or None)
             where, word = (row["path"] or "").strip(), (row.get(split) or "").strip().lower()
             owner = (row.get(client) or "").strip() if client in columns else None
-            if not where or (word and word not in SPLIT_WORDS) or owner == "" or (split in columns and not word):
-                why = "no path" if not where else "no client" if owner == "" else f"split '{word}'"
+            together = (row.get(whose) or "").strip() if whose is not None else None
+            if not where or (word and word not in SPLIT_WORDS) or "" in (owner, together) or (
+                    split in columns and not word):
+                why = "no path" if not where else "no client" if owner == "" else (
+                    "no group" if together == "" else f"split '{word}'")
                 problems.add("lines of the index are incomplete", f"line {line}", owner or None, why)
                 continue
             listed.append(Picture(where, index.parent / where, (row[label] or "").strip(), owner,
-                                  SPLIT_WORDS[word] if word else None))
+                                  SPLIT_WORDS[word] if word else None, together))
     if not listed and not problems:
         raise CoterieError(f"'{index}' lists no images.")
-    return listed
+    owners = {picture.client for picture in listed}
+    return listed, unused_groups({column: names(values) for column, values in unused.items()}, len(owners))
 
 
 def sides(size: str | None) -> tuple[int, int] | None:
@@ -189,7 +211,8 @@ def _piece(held: list[tuple[Picture, Array]]) -> Piece:
     y = np.array(labels) if all(type(v) is int for v in labels) else names(labels)
     client = None if pictures[0].client is None else names([str(p.client) for p in pictures])
     split = None if pictures[0].split is None else np.array([p.split for p in pictures], dtype=np.int8)
-    return Piece(np.stack([pixels for _, pixels in held]), y, pictures[0].where, client, split)
+    group = None if pictures[0].group is None else names([str(p.group) for p in pictures])
+    return Piece(np.stack([pixels for _, pixels in held]), y, pictures[0].where, client, split, group)
 
 
 def _open(content: Path | bytes) -> Any:

@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 from coterie.data.readers.formats import Format
-from coterie.data.readers.pieces import TEST, TRAIN, VAL, Array, Piece, Source, collect, cut, names
+from coterie.data.readers.pieces import TEST, TRAIN, VAL, Array, Piece, Places, Source, collect, cut, names
 from coterie.data.readers.refusals import Problems, reason
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer, tokenizer_of
 from coterie.errors import CoterieError
@@ -94,7 +94,8 @@ def _pieces(
         problems.add("clients have unusable samples", user, user, f"{where}: {reason(error)}")
         return
     for rows in cut(len(x), x[:1].size):
-        yield Piece(x[rows], y[rows], f"{where}, client {user}", user, split)
+        yield Piece(x[rows], y[rows], f"{where}, client {user}", user, split,
+                    places=Places(f"{where}, client {user}", "index", np.arange(rows.start, rows.stop)))
 
 
 def _features(rows: list[Any], cutter: Tokenizer, field: int | None, tokens: bool) -> Array:

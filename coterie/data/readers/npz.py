@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -11,22 +12,44 @@ from zipfile import ZipFile
 
 import numpy as np
 
+from coterie.data.features import features_of
 from coterie.data.readers import pickles
 from coterie.data.readers.formats import Format
-from coterie.data.readers.pieces import SPLIT_WORDS, TEST, TRAIN, VAL, Array, Piece, Source, collect, cut
+from coterie.data.readers.pieces import (
+    SPLIT_WORDS,
+    TEST,
+    TRAIN,
+    VAL,
+    Array,
+    Piece,
+    Places,
+    Source,
+    collect,
+    cut,
+    listed_names,
+    with_class_names,
+)
 from coterie.data.readers.refusals import Problems, reading
-from coterie.errors import CoterieError, NoLabels
+from coterie.data.readers.tables.suspicious import unused_groups
+from coterie.errors import CoterieError, NoLabels, counted, unknown
 from coterie.files import read_json
 
 KNOWN = ("x", "y", "client", "split")
+GROUP = "group"
+CLASS_NAMES, CLIENT_NAMES = ("class_names", "label_names", "target_names", "classes"), ("client_names",)
+FEATURE_NAMES = ("feature_names", "columns")
+"""Arrays of texts that name what stands as a number elsewhere; the first that is there is taken."""
 KIND = "an .npz file of plain arrays"
 
 
 def npz(
     path: str | Path, *, skip: bool = False, classes: str | None = None, shape: str | None = None,
-    regression: bool = False,
+    regression: bool = False, group: str | None = None, class_names: str | None = None,
 ) -> Source:
-    """A file with arrays `x`, `y` and optionally `client` and `split`; other arrays in it are ignored.
+    """A file with arrays `x`, `y` and optionally `client`, `split` and `group`; other arrays in it are ignored.
+
+    `group` names another array than `group`: samples of one value stay on one side of a split. `class_names` and
+    `client_names`, arrays of texts, are the names of the classes and clients that `y` and `client` number from 0.
 
     uint8 x are images [N, H, W, C] or [N, H, W] (or flat pixels [N, F]): they become channels-first float32 from -1 to
     1. Other whole numbers are tokens and become int64; floats are kept. `split` holds train, val or test, or 0, 1, 2.
@@ -37,19 +60,24 @@ def npz(
     with ExitStack() as stack:
         with reading(path, KIND):
             archive = stack.enter_context(ZipFile(path))
-            members = {name: _Member(archive, name) for name in KNOWN if f"{name}.npy" in archive.namelist()}
             listed = sorted(name.removesuffix(".npy") for name in archive.namelist())
+            if group is not None and group not in listed:
+                raise unknown(f"array of '{path}'", group, listed)
+            whose = group or GROUP
+            members = {name: _Member(archive, name) for name in dict.fromkeys((*KNOWN, whose)) if name in listed}
+            called = {kind[0]: next((names for name in kind if (names := _texts(archive, name)) is not None), None)
+                      for kind in (CLASS_NAMES, CLIENT_NAMES, FEATURE_NAMES)}
         for key in ("x", "y"):
             if key not in members:
                 kind = NoLabels if key == "y" else CoterieError
                 raise kind(f"'{path}' has no array '{key}'; it has {', '.join(listed) or 'none'}")
         with reading(path, KIND):
-            small = {name: members[name].whole() for name in KNOWN[1:] if name in members}
+            small = {name: members[name].whole() for name in (*KNOWN[1:], whose) if name in members}
         x = members["x"]
         for key, array in small.items():
             if array.shape[:1] != x.shape[:1] or array.ndim == 0:
                 raise CoterieError(f"'{path}' has x of shape {list(x.shape)} but {key} of shape {list(array.shape)}")
-        for key in ("client", "split"):
+        for key in ("client", "split", whose):
             if key in small and small[key].ndim != 1:
                 raise CoterieError(f"'{path}' has {key} of shape {list(small[key].shape)}; expected one a sample")
         if x.dtype.kind not in "biuf":
@@ -64,22 +92,85 @@ def npz(
             first = 0
             for block in x.blocks(path):
                 here = slice(first, first + len(block))
-                client = small["client"][here] if "client" in small else None
-                yield Piece(block, small["y"][here], path.name, client, None if split is None else split[here])
+                client = None if owners is None else owners[here]
+                yield Piece(block, small["y"][here], path.name, client, None if split is None else split[here],
+                            small[whose][here] if whose in small else None,
+                            Places(path.name, "index", np.arange(here.start, first + len(block))))
                 first += len(block)
 
-        return collect(pieces(), path.stem, Problems(), skip=skip, classes=classes, shape=shape, regression=regression)
+        owners = _named(small.get("client"), called["client_names"], path)
+        told = called["class_names"] if class_names is None else listed_names(class_names)
+        words = small["y"].dtype.kind in "SUO"
+        if class_names is None and (regression or classes or small["y"].dtype.kind == "f"):
+            told = None  # an array of names beside targets, or where the user named the classes
+        source = collect(pieces(), path.stem, Problems(), skip=skip, shape=shape, regression=regression,
+                         classes=classes or (told if words else None))
+        if whose not in small:
+            n = len(small["y"])
+            known = (*KNOWN, *CLASS_NAMES, *FEATURE_NAMES)
+            more = {name: ids for name in listed if name not in known and (ids := _ids(archive, name, n)) is not None}
+            clients = 0 if source.client is None else len(set(source.client.tolist()))
+            source = replace(source, notes=(*source.notes, *unused_groups(more, clients)))
+        columns = called["feature_names"] or ()
+        if columns and source.x.ndim == 2 and len(columns) == source.x.shape[1]:
+            source = replace(source, features=features_of(source.x, columns))
+        return source if told is None or words else with_class_names(source, told, f"'{path}'")
+
+
+def arrays(path: Path) -> list[str]:
+    """The names of the arrays in a file; none where it cannot be read."""
+    try:
+        with ZipFile(path) as archive:
+            return sorted(name.removesuffix(".npy") for name in archive.namelist())
+    except Exception:  # damaged: whoever reads it says so
+        return []
+
+
+def _texts(archive: ZipFile, name: str) -> list[str] | None:
+    """An array of texts in one dimension; None where there is no such array, or it is something else."""
+    if f"{name}.npy" not in archive.namelist():
+        return None
+    with archive.open(f"{name}.npy") as file:
+        shape, _, dtype = _header(file)
+    if len(shape) != 1 or dtype.kind not in "SU" or not shape[0]:
+        return None
+    whole = _Member(archive, name).whole()
+    return [word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word) for word in whole.tolist()]
+
+
+def _ids(archive: ZipFile, name: str, samples: int) -> Array | None:
+    """An array of whole numbers or texts, one for each sample; None where it is something else."""
+    try:
+        with archive.open(f"{name}.npy") as file:
+            shape, _, dtype = _header(file)
+        return _Member(archive, name).whole() if shape == (samples,) and dtype.kind in "iuU" else None
+    except Exception:  # nobody asked for this array, so its damage is nobody's business
+        return None
+
+
+def _named(client: Array | None, names: list[str] | None, path: Path) -> Array | None:
+    """The clients by the names that an array gives to their numbers."""
+    if client is None or names is None or client.dtype.kind not in "iu":
+        return client
+    if client.size and not (client.min() >= 0 and client.max() < len(names)):
+        raise CoterieError(f"'{path}' has {counted(len(names), 'name')} in client_names, but a client "
+                           f"{int(client.min() if client.min() < 0 else client.max())}; they are counted from 0.")
+    if len(set(names)) != len(names):
+        raise CoterieError(f"client_names in '{path}' names one client twice.")
+    return np.array(names)[client]
 
 
 def split_codes(said: Array, where: str) -> Array:
     """Words or numbers as 0 train, 1 val, 2 test."""
     if said.dtype.kind in "biu":
-        if ((said < TRAIN) | (said > TEST)).any():
-            raise CoterieError(f"split in {where} must be 0 (train), 1 (val) or 2 (test), got {int(said.max())}.")
+        if len(strange := np.flatnonzero((said < TRAIN) | (said > TEST))):
+            raise CoterieError(f"split in {where} must be 0 (train), 1 (val) or 2 (test), got {int(said[strange[0]])} "
+                               f"at index {strange[0]}.")
         return said.astype(np.int8)
     words = [str(word).strip().lower() for word in said.tolist()]
-    for word in set(words) - set(SPLIT_WORDS):
-        raise CoterieError(f"split in {where} must be train, val or test, got '{word}'.")
+    for k, word in enumerate(words):
+        if word not in SPLIT_WORDS:
+            raise CoterieError(f"split in {where} must be train, val or test, got '{word}' at index {k}.")
     return np.array([SPLIT_WORDS[word] for word in words], dtype=np.int8)
 
 
@@ -174,7 +265,8 @@ def pfllib(path: str | Path, *, skip: bool = False, shape: str | None = None) ->
                 problems.add("files have unequal numbers of samples and labels", where, client, f"{len(x)}, {len(y)}")
                 continue
             for rows in cut(len(x), x[:1].size):
-                yield Piece(x[rows], y[rows], where, client, split)
+                yield Piece(x[rows], y[rows], where, client, split,
+                            places=Places(where, "index", np.arange(rows.start, rows.stop)))
 
     expected = sorted({client for _, client, _ in files} | _configured(path), key=lambda c: (len(c), c))
     return collect(pieces(), path.name, problems, skip=skip, clients=expected, shape=shape)

@@ -7,9 +7,10 @@ samples, labels and clients is gathered into one error; labels that cannot be re
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie import memory
-from coterie.data.readers.refusals import MINUS_ONE, UNLABELLED, Problems
+from coterie.data.features import Feature
+from coterie.data.readers.refusals import EXAMPLES, MINUS_ONE, UNLABELLED, Problems
 from coterie.data.readers.samples import Pile
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 
 Array = NDArray[Any]
 
@@ -42,6 +44,24 @@ class Source:
     classes: tuple[str, ...] | None = None  # names of the classes, when the labels were names
     notes: tuple[str, ...] = ()  # what was left out or filled in, or should be looked at
     encoding: dict[str, Any] | None = None  # how a table became numbers: what its schema file would hold
+    group: Array | None = None  # [N] ids of what must stay on one side of a split: patients, lesions, speakers
+    features: tuple[Feature, ...] | None = None  # the columns that became x, where they have names
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where samples stand in a file, as an editor or numpy counts them: `line 7 of patients.csv`."""
+
+    where: str
+    unit: str  # line, row, or index where the first one is 0
+    numbers: Sequence[int] | Array
+
+    def __call__(self, k: int) -> str:
+        return f"{self.unit} {int(self.numbers[k])} of {self.where}"
+
+    def only(self, rows: Array) -> Places:
+        """Those of some samples: a mask, or their numbers."""
+        return Places(self.where, self.unit, np.asarray(self.numbers)[rows])
 
 
 @dataclass
@@ -53,6 +73,8 @@ class Piece:
     where: str
     client: Array | str | None = None  # [n] of names, or one for all
     split: Array | int | None = None  # [n] of TRAIN, VAL, TEST, or one for all
+    group: Array | None = None  # [n] of ids
+    places: Places | None = None  # where each sample stands; without it, `where` is all that is known
 
 
 def collect(
@@ -81,7 +103,7 @@ def collect(
         source = found.source(pile, name, classes, regression)
     finally:
         pile.close()
-    return Source(*source, notes=(*notes, *problems.settle(skip, name)))
+    return replace(source, notes=(*notes, *problems.settle(skip, name)))
 
 
 class _Found:
@@ -94,7 +116,10 @@ class _Found:
         self.ys: list[Array] = []
         self.owners: list[Array] = []
         self.splits: list[Array] = []
-        self.named = self.split = False
+        self.groups: list[Array] = []
+        self.places: list[Places | None] = []
+        self.stops: list[int] = []  # how many samples there are up to the end of each piece
+        self.named = self.split = self.grouped = False
 
     def take(self, piece: Piece, shape: tuple[int, ...] | None) -> Tensor | None:
         """The features of the samples that can be used, `[n, ...]`; their labels, owners and splits are kept."""
@@ -122,14 +147,24 @@ class _Found:
             finite = torch.isfinite(block).flatten(1).all(1).numpy()
             self._strike(good, finite, piece, "samples hold NaN or infinite values")
         self._strike(good, _labelled(y), piece, UNLABELLED)
+        if piece.group is not None and piece.group.dtype.kind in "OU":
+            told = np.array([value is not None and str(value).strip() != "" for value in piece.group], dtype=bool)
+            self._strike(good, told, piece, "samples have no group")
         owners = self._owners(piece, n)
         if piece.split is not None:
             self.split = True
         split = np.broadcast_to(np.asarray(TRAIN if piece.split is None else piece.split, dtype=np.int8), n)
+        self.grouped |= piece.group is not None
+        group = np.zeros(n, np.int8) if piece.group is None else np.asarray(piece.group)
+        places = piece.places
         if not good.all():
             block, y, owners, split = block[torch.from_numpy(good)], y[good], owners[good], split[good]
+            group, places = group[good], None if places is None else places.only(good)
         if not len(y):
             return None
+        self.groups.append(group)
+        self.places.append(places)
+        self.stops.append((self.stops[-1] if self.stops else 0) + len(y))
         self.ys.append(np.asarray(y))
         self.owners.append(owners)
         self.splits.append(split.copy())
@@ -140,7 +175,11 @@ class _Found:
         if not len(bad):
             return
         good[bad] = False
-        if isinstance(piece.client, np.ndarray):
+        if piece.places is not None:
+            several = piece.client[bad].tolist() if isinstance(piece.client, np.ndarray) else [piece.client] * len(bad)
+            owners = Counter(None if owner is None else str(owner) for owner in several)
+            self.problems.add_counted(kind, owners, [piece.places(k) for k in bad[:EXAMPLES].tolist()])
+        elif isinstance(piece.client, np.ndarray):
             for client, count in Counter(str(c) for c in piece.client[bad]).items():
                 self.problems.add(kind, piece.where, client, count=count)
         else:
@@ -158,12 +197,12 @@ class _Found:
 
     def source(
         self, pile: Pile, name: str, classes: str | Sequence[str] | None, regression: bool
-    ) -> tuple[Tensor, Tensor, Array | None, str, Array | None, tuple[str, ...] | None]:
-        """x, y, client, name, split, classes."""
-        owner, split = np.concatenate(self.owners), np.concatenate(self.splits)
+    ) -> Source:
+        """All of it; the notes are still to come."""
+        owner, split, group = np.concatenate(self.owners), np.concatenate(self.splits), np.concatenate(self.groups)
         if self.named and (owner < 0).any():
             self.problems.add("samples belong to no client", count=int((owner < 0).sum()))
-        y, names, known = encode_labels(self.ys, classes, regression, self.problems, self._said(owner))
+        y, names, known = encode_labels(self.ys, classes, regression, self.problems, self._said(owner), self._at)
         good = known & ((owner >= 0) if self.named else True)
         if self.split and not (good & (split == TRAIN)).any():
             raise CoterieError("; ".join([f"{name} holds no training samples", *self.problems.sentences()]) + ".")
@@ -176,11 +215,18 @@ class _Found:
             rows = torch.from_numpy(np.flatnonzero(good))
             if not len(rows):
                 raise self.problems.error(f"{name} holds no usable samples: {'; '.join(self.problems.sentences())}.")
-            x, y, owner, split = memory.taken(x, rows), y[good], owner[good], split[good]
+            x, y, owner, split, group = memory.taken(x, rows), y[good], owner[good], split[good], group[good]
         client = None
         if self.named:
             client = _ids(list(self.names))[owner]
-        return x, torch.from_numpy(y), client, name, split if self.split else None, names
+        return Source(x, torch.from_numpy(y), client, name, split if self.split else None, names,
+                      group=group if self.grouped else None)
+
+    def _at(self, row: int) -> str:
+        """Where a sample stands; nothing where that is not known."""
+        k = bisect_right(self.stops, row)
+        places = self.places[k]
+        return "" if places is None else places(row - (self.stops[k - 1] if k else 0))
 
     def _said(self, owner: Array) -> Callable[[int], str | None]:
         names = list(self.names)
@@ -201,8 +247,8 @@ class _Found:
             seen = np.unique(y[good & fine & (split == TRAIN)])
             strange = ~np.isin(y, seen) & good & fine
             for row in np.flatnonzero(strange).tolist():
-                self.problems.add("samples have a class that no training sample has", why=f"class {y[row]}",
-                                  client=self._said(owner)(row))
+                self.problems.add("samples have a class that no training sample has", self._at(row),
+                                  self._said(owner)(row), f"class {y[row]}")
             fine &= ~strange
         return fine
 
@@ -245,7 +291,7 @@ def numbers(array: Array, what: str) -> Tensor:
 
 def encode_labels(
     pieces: Sequence[Array], classes: str | Sequence[str] | None, regression: bool, problems: Problems,
-    client: Callable[[int], str | None] = lambda row: None,
+    client: Callable[[int], str | None] = lambda row: None, at: Callable[[int], str] = lambda row: "",
 ) -> tuple[Array, tuple[str, ...] | None, Array]:
     """Labels as numbers, the classes' names if they had names, and which of them are known.
 
@@ -263,10 +309,10 @@ def encode_labels(
             return y.astype(np.float64 if y.dtype.itemsize >= 8 else np.float32), None, np.ones(len(y), dtype=bool)
         y = y.astype(np.int64)
         known = (y >= 0) & (y <= LARGEST_LABEL)
-        for owner, count in Counter(client(row) for row in np.flatnonzero(y == -1).tolist()).items():
-            problems.add(MINUS_ONE, client=owner, count=count)
+        if len(none := np.flatnonzero(y == -1).tolist()):
+            problems.add_counted(MINUS_ONE, Counter(client(row) for row in none), list(filter(None, map(at, none[:4]))))
         for row in np.flatnonzero(~known & (y != -1)).tolist():
-            problems.add(f"samples have a label outside 0 to {LARGEST_LABEL}", why=str(y[row]), client=client(row))
+            problems.add(f"samples have a label outside 0 to {LARGEST_LABEL}", at(row), client(row), str(y[row]))
         return y, None, known
     if regression:
         raise CoterieError("regression needs labels that are numbers.")
@@ -284,8 +330,39 @@ def encode_labels(
     place = {label: k for k, label in enumerate(given)}
     y = np.array([place.get(label, -1) for label in said], dtype=np.int64)
     for row in np.flatnonzero(y < 0).tolist():
-        problems.add("samples have a class that is not in classes", why=f"class {said[row]}", client=client(row))
+        problems.add("samples have a class that is not in classes", at(row), client(row), f"class {said[row]}")
     return np.maximum(y, 0), given, y >= 0
+
+
+def listed_names(given: Any) -> list[str]:
+    """The names that an option lists, as text with commas or as a list."""
+    names = given.split(",") if isinstance(given, str) else given
+    if not isinstance(names, (list, tuple)) or not names or not all(str(word).strip() for word in names):
+        raise CoterieError(f"class_names must be names with commas between, not '{given}'.")
+    return [str(word).strip() for word in names]
+
+
+def with_class_names(source: Source, names: Sequence[str], where: str) -> Source:
+    """The source whose classes are called so: those that its labels number, in their order.
+
+    Labels that are names keep them: another order of these is what `classes` says.
+    """
+    if source.y.is_floating_point():
+        raise CoterieError(f"{where} has {counted(len(names), 'class name')}, but the labels are targets of a "
+                           "regression.")
+    if len(set(names)) != len(names):
+        raise CoterieError(f"class_names names one class twice: {', '.join(names)}.")
+    if source.classes is not None:
+        if not all(_is_whole(name) for name in source.classes):
+            raise CoterieError(f"the labels in {where} are names already ({', '.join(source.classes[:4])}); "
+                               f"classes={','.join(source.classes[:4])},... fixes their order.")
+        there = len(source.classes)
+        if len(names) != there:
+            raise CoterieError(f"class_names has {counted(len(names), 'name')} for the {there} classes in {where}.")
+    elif int(source.y.max()) >= len(names):
+        raise CoterieError(f"class_names has {counted(len(names), 'name')}, for the labels 0 to {len(names) - 1}, but "
+                           f"the labels in {where} go up to {int(source.y.max())}.")
+    return replace(source, classes=tuple(names))
 
 
 def cut(n: int, values: int) -> Iterator[slice]:

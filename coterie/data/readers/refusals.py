@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from coterie.errors import CoterieError, NoLabels, counted
 
@@ -36,6 +37,15 @@ class Problems:
             found.places.append(f"{where} ({why})" if where and why else where or why)
         else:
             found.count["more"] += 1 if where or why else 0
+
+    def add_counted(self, kind: str, clients: Mapping[Any, int], places: Sequence[str] = ()) -> None:
+        """The same for many at once: how many of each client, and where the first few of all are."""
+        for client, count in clients.items():
+            self.add(kind, client=client or None, count=count)
+        found, total = self._found[kind], sum(clients.values())
+        shown = list(places[: EXAMPLES - len(found.places)])
+        found.places += shown
+        found.count["more"] += total - len(shown) if found.places else 0
 
     def sentences(self) -> list[str]:
         return [found.sentence(kind, self.totals[kind.partition(" ")[0]]) for kind, found in self._found.items()]

@@ -6,7 +6,7 @@ origin (Hugging Face data sets) take the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from coterie.data.readers.formats import Format
@@ -14,10 +14,10 @@ from coterie.data.readers.pieces import Source, names
 from coterie.data.readers.refusals import Problems
 from coterie.data.readers.tables.columns import Roles
 from coterie.data.readers.tables.encoding import encode
-from coterie.data.readers.tables.rows import CLIENT, CSV, PARQUET, Rows, csv_rows, parquet_rows
+from coterie.data.readers.tables.rows import CLIENT, CSV, PARQUET, Decimal, Dialect, Rows, csv_rows, parquet_rows
 from coterie.data.readers.tables.schema import Encoding
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 
 
 def table(
@@ -25,16 +25,19 @@ def table(
     text: str | None = None, x: str | None = None, ignore: str | None = None, scale: bool = False,
     fill: str | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS, length: int = LENGTH,
     classes: str | None = None, regression: bool = False, schema: str | Encoding | None = None,
-    shape: str | None = None, skip: bool = False,
+    shape: str | None = None, skip: bool = False, group: str | None = None, separator: str | None = None,
+    decimal: Decimal = "auto",
 ) -> Source:
     """A csv or parquet file, or a folder of them with one file a client.
 
-    `label`, `client` and `split` name columns (by default those of that name). Columns of numbers are features as they
+    `label`, `client` and `split` name columns (by default those of that name), and so does `group`, whose rows of one
+    value stay on one side of a split. Columns of numbers are features as they
     are; columns of at most 100 different texts become one 0/1 feature a text. `x=a,b` takes these columns alone,
     `ignore=a,b` all but these. `scale` brings every column of numbers to mean 0 and standard deviation 1 over the rows
     read. With `text`, that column is the sample, and `tokenizer` makes numbers of it. Missing values are reported, or
     replaced by `fill`, a number or mean. `schema=file.json` keeps how columns were encoded: it is written when there is
-    no such file, and followed when there is, so that every site encodes alike.
+    no such file, and followed when there is, so that every site encodes alike. The sign between columns is found, or
+    `separator` says it (comma, semicolon, tab or bar); `decimal=comma` reads 3,5 as 3.5.
     """
     path = Path(path)
     files = [path] if path.is_file() else table_files(path)
@@ -44,11 +47,15 @@ def table(
     problems.totals["files"] = len(files)
 
     texts: dict[Path, set[str]] = {}
+    dialects = {file: Dialect.of(file, separator, decimal) for file in files if file.suffix in CSV}
+
+    def _rows(file: Path) -> Iterator[Rows]:
+        return csv_rows(file, texts, dialects[file]) if file in dialects else parquet_rows(file)
 
     def rows(told: Problems | None) -> Iterator[Rows]:
         for file in files:
             try:
-                for block in csv_rows(file, texts) if file.suffix in CSV else parquet_rows(file):
+                for block in _rows(file):
                     if path.is_dir() and client is None:
                         block.columns[CLIENT] = names([file.stem] * len(block))
                     yield block
@@ -59,11 +66,20 @@ def table(
                     told.add("files cannot be read", file.name, file.stem if client is None else None,
                              str(error).rpartition(": ")[2])
 
-    roles = Roles(label, client, split, text, x, ignore)
+    roles = Roles(label, client, split, text, x, ignore, group)
     return encode(rows, path.stem if path.is_file() else path.resolve().name, problems, roles, scale=scale,
                   fill=fill, tokenizer=tokenizer, words=words, length=length, classes=classes, regression=regression,
                   schema=schema, shape=shape, skip=skip,
-                  clients=[file.stem for file in files] if path.is_dir() and client is None else ())
+                  clients=[file.stem for file in files] if path.is_dir() and client is None else (),
+                  notes=_said(dialects), decimal=decimal)
+
+
+def _said(dialects: Mapping[Path, Dialect]) -> list[str]:
+    """Which sign was found between columns, where it is not the usual one."""
+    found = {file: dialect for file, dialect in dialects.items() if dialect.found}
+    return [f"{counted(sum(d.called == sign for d in found.values()), 'file')} read with the separator {sign} ("
+            f"{next(file.name for file, d in found.items() if d.called == sign)}); separator=comma would read otherwise"
+            for sign in dict.fromkeys(d.called for d in found.values())]
 
 
 def table_files(path: Path) -> list[Path]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from coterie.data.readers.pieces import Array
-from coterie.data.readers.refusals import Problems
-from coterie.data.readers.tables.rows import CLIENT, Reading, Rows, parsed
+from coterie.data.readers.pieces import Array, Places
+from coterie.data.readers.refusals import EXAMPLES, Problems
+from coterie.data.readers.tables.rows import CLIENT, SPLIT, Reading, Rows, parsed
+from coterie.data.readers.tables.suspicious import KEPT, Signs
 from coterie.errors import CoterieError, unknown
 
 CATEGORIES = 100
@@ -29,6 +30,7 @@ class Roles:
     text: str | None = None
     x: str | None = None
     ignore: str | None = None
+    group: str | None = None
 
 
 @dataclass
@@ -38,6 +40,8 @@ class Column:
     numeric: bool = True
     categories: set[str] | None = field(default_factory=set)  # None when there are too many
     missing: Counter[str] = field(default_factory=Counter)  # by client
+    gaps: list[str] = field(default_factory=list)  # where the first of them are
+    signs: Signs = field(default_factory=Signs)
     strange: str = ""  # the first value that is no number
     shape: tuple[int, ...] = ()
     whole: bool = True
@@ -62,16 +66,33 @@ class Column:
         self.n = n
 
 
-def learn(rows: Reading, roles: Roles, problems: Problems) -> tuple[dict[str, Column], int]:
-    """Every column by name, and the number of rows."""
+@dataclass(frozen=True)
+class Learned:
+    """What a first reading shows."""
+
+    columns: dict[str, Column]
+    rows: int
+    clients: int
+    seen: set[str]  # the columns of all files, also those that some of them lack
+
+
+def learn(
+    rows: Reading, roles: Roles, problems: Problems, followed: Iterable[str] | None = None
+) -> Learned:
+    """Every column by name, and what is known of the table as a whole.
+
+    Files must have the columns that are asked for, by `roles.x` or the schema that is `followed`, or else all of them
+    the same ones, those of `roles.ignore` left out.
+    """
     found: dict[str, Column] = {}
-    total, spelled = 0, dict[str, str]()
+    total, spelled, first, seen = 0, dict[str, str](), "", set[str]()
     for block in rows(problems):
         if not len(block):
             continue
-        missing = set(found) ^ set(block.columns) if found else set()
-        if missing:
-            raise CoterieError(f"'{block.where}' and the files before differ in columns: {', '.join(sorted(missing))}.")
+        first = first or block.where
+        seen |= set(block.columns)
+        if found and set(found) != set(block.columns):
+            _agree(found, block, first, roles, followed)
         total += len(block)
         owner = clients_of(block, role_of(roles.client, "client", block.columns, CLIENT))
         for client in dict.fromkeys(owner):
@@ -80,15 +101,47 @@ def learn(rows: Reading, roles: Roles, problems: Problems) -> tuple[dict[str, Co
                 problems.add("clients appear twice", client, why=f"also spelled '{spelled[plain]}'")
                 spelled[plain] = client
         for column, values in block.columns.items():
+            if column not in found and total > len(block):
+                continue  # not in the files before, and not asked for
             known = found.setdefault(column, Column(shape=values.shape[1:]))
+            known.signs.room = max(200, KEPT // len(block.columns))
             if values.shape[1:] != known.shape:
                 raise CoterieError(f"column '{column}' holds {list(values.shape[1:])} values in '{block.where}' and "
                                    f"{list(known.shape)} before.")
-            _look(known, values, owner)
-    return found, total
+            _look(known, values, owner, block.places)
+    return Learned(found, total, len(spelled), seen)
 
 
-def _look(known: Column, values: Array, owner: Sequence[str]) -> None:
+def _agree(
+    found: dict[str, Column], block: Rows, first: str, roles: Roles, followed: Iterable[str] | None
+) -> None:
+    """Raise where a file lacks a column that is needed, or has one too many; forget those that are not needed."""
+    named = [name for name in (roles.label, roles.client, roles.split, roles.group, roles.text) if name is not None]
+    usual = [name for name in (CLIENT, SPLIT, "label", "client", "split") if name in found or name in block.columns]
+    asked = list(followed) if followed is not None else None
+    if roles.x is not None:
+        asked = columns_named(roles.x, found, f"'{first}'")
+    if roles.text is not None:
+        asked = []
+    ignored = set(roles.ignore.split(",")) | {roles.ignore} if roles.ignore is not None else set()
+    needed = {*asked, *named, *usual} if asked is not None else (set(found) | set(block.columns)) - ignored
+    for column in sorted(needed):
+        if column in found and column in block.columns:
+            continue
+        has, lacks = (first, block.where) if column in found else (block.where, first)
+        said = column.lstrip("\0")
+        both = [c for c in found if c in block.columns and c not in (*named, *usual)]
+        some = f"{','.join(both[:6])}{',...' if len(both) > 6 else ''}"
+        ways = f"x={some} takes the columns that both have" if both else "the files share no features"
+        why = f"'{lacks}' has no column '{said}', which '{has}' has"
+        raise CoterieError(f"{why}; it is needed in every file." if asked is not None else f"{why}; {ways}.")
+    for column in set(found) - set(block.columns):
+        del found[column]
+
+
+def _look(known: Column, values: Array, owner: Sequence[str], places: Places) -> None:
+    if values.ndim == 1:
+        known.signs.look(values, places)
     if values.dtype.kind == "f":
         lost = np.isnan(values).reshape(len(values), -1).any(1)
         fine = values[~np.isnan(values)]
@@ -106,7 +159,23 @@ def _look(known: Column, values: Array, owner: Sequence[str]) -> None:
     if known.categories is not None and len(known.categories) > CATEGORIES:
         known.categories = None
     if lost.any():
-        known.missing.update(owner[k] for k in np.flatnonzero(lost).tolist())
+        gone = np.flatnonzero(lost).tolist()
+        known.missing.update(owner[k] for k in gone)
+        known.gaps += [places(k) for k in gone[: EXAMPLES - len(known.gaps)]]
+
+
+def columns_named(text: str | None, found: Mapping[str, Any], where: str = "") -> list[str]:
+    """The columns that an option names; `where` is their file, for the error."""
+    if text is None:
+        return []
+    if text in found:  # a column whose name holds a comma
+        return [text]
+    named = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for column in named:
+        if column not in found:
+            raise unknown(f"column of {where}" if where else "column", column,
+                          [c for c in found if not c.startswith("\0")])
+    return named
 
 
 def role_of(given: str | None, usual: str, columns: Mapping[str, Any], made: str = "") -> str | None:

@@ -6,17 +6,28 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from coterie.data.features import Feature
 from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
 from coterie.data.readers.refusals import Problems
-from coterie.data.readers.tables.columns import CATEGORIES, Column, Roles, clients_of, learn, role_of, written
-from coterie.data.readers.tables.rows import CLIENT, SPLIT, Reading, Rows, parsed
+from coterie.data.readers.tables import suspicious
+from coterie.data.readers.tables.columns import (
+    CATEGORIES,
+    Column,
+    Learned,
+    Roles,
+    clients_of,
+    columns_named,
+    learn,
+    role_of,
+    written,
+)
+from coterie.data.readers.tables.rows import CLIENT, SPLIT, Decimal, Reading, Rows, parsed
 from coterie.data.readers.tables.schema import Encoding, read_schema, write_schema
 from coterie.data.readers.text import Tokenizer, tokenizer_of
-from coterie.errors import CoterieError, NoLabels, unknown
+from coterie.errors import CoterieError, NoLabels
 
 LARGE = 10.0
 """Root mean square of a column from which on it is said that columns are not scaled."""
@@ -26,17 +37,17 @@ def encode(
     rows: Reading, name: str, problems: Problems, roles: Roles, *, scale: bool, fill: str | None,
     tokenizer: str | Tokenizer, words: int, length: int, classes: str | Sequence[str] | None, regression: bool,
     schema: str | Encoding | None, shape: str | None, skip: bool,
-    clients: Sequence[str] = (), notes: Sequence[str] = (),
+    clients: Sequence[str] = (), notes: Sequence[str] = (), decimal: Decimal = "auto",
 ) -> Source:
     """Learn the columns, then encode them."""
-    found, total = learn(rows, roles, problems)
-    if not total:
+    followed = schema if isinstance(schema, dict) else read_schema(schema)
+    table = learn(rows, roles, problems, None if followed is None else followed["columns"])
+    if not table.rows:
         said = problems.sentences()
         raise CoterieError(f"{name} holds no rows" + (f": {'; '.join(said)}." if said else "."))
-    followed = schema if isinstance(schema, dict) else read_schema(schema)
-    encoder = _ColumnEncoder(name, found, roles, regression, followed, scale, fill)
+    encoder = _ColumnEncoder(name, table, roles, regression, followed, scale, fill, decimal)
     cutter = tokenizer_of(tokenizer, words, length)
-    notes = [*notes, *encoder.report(problems, total)]
+    notes = [*notes, *encoder.report(problems, table.rows), *encoder.suspicions(table)]
     if isinstance(schema, str) and not Path(schema).exists():
         write_schema(Path(schema), encoder.encoding())
 
@@ -49,17 +60,19 @@ def encode(
     source = collect(pieces(), name, problems, skip=skip, classes=classes or encoder.classes, regression=regression,
                      shape=shape, clients=clients, notes=notes)
     names = None if source.classes is None else list(source.classes)
-    return replace(source, encoding={**encoder.encoding(), "classes": names})
+    return replace(source, encoding={**encoder.encoding(), "classes": names},
+                   features=encoder.features(table.rows, length))
 
 
 class _ColumnEncoder:
     """How each column is encoded."""
 
     def __init__(
-        self, name: str, found: dict[str, Column], roles: Roles, regression: bool, schema: Encoding | None,
-        scale: bool, fill: str | None,
+        self, name: str, table: Learned, roles: Roles, regression: bool, schema: Encoding | None,
+        scale: bool, fill: str | None, decimal: Decimal = "auto",
     ) -> None:
-        self.found = found
+        self.found = found = table.columns
+        self.decimal = decimal
         told = (schema or {}).get("label")
         self.label = role_of(roles.label, told or "label", found)
         if self.label is None and told is not None:
@@ -70,12 +83,19 @@ class _ColumnEncoder:
         self.client = role_of(roles.client, (schema or {}).get("client") or "client", found, CLIENT)
         self.split = role_of(roles.split, "split", found, SPLIT)
         self.text = role_of(roles.text, "\0", found)
-        wanted, ignored = _listed(roles.x, found), _listed(roles.ignore, found)
-        taken = (self.label, self.client, self.split, CLIENT, SPLIT)
+        self.group = role_of(roles.group, (schema or {}).get("group") or "\0", found)
+        if self.group is not None and self.group in (self.label, self.client, self.split):
+            raise CoterieError(f"column '{self.group}' is the label, the client or the split already, so it cannot be "
+                               "the group as well; name another column.")
+        wanted = columns_named(roles.x, found)
+        ignored = columns_named(roles.ignore, dict.fromkeys([*found, *sorted(table.seen)]))
+        self.chosen = wanted
+        taken = (self.label, self.client, self.split, CLIENT, SPLIT, self.group)
         self.columns = wanted or [c for c in found if c not in taken and c not in ignored]
         self.classes: list[str] | None = None
         self.regression = regression
         label = found[self.label]
+        self._require_points(self.label)
         if label.shape:
             raise CoterieError(f"column '{self.label}' holds {list(label.shape)} values a row, so it is no label.")
         self.targets = label.numeric and (regression or not label.whole)
@@ -133,16 +153,28 @@ class _ColumnEncoder:
         made: Encoding = {
             "columns": self.categories, "label": self.label, "client": client, "classes": self.classes or classes,
         }
-        return made | {k: v for k, v in (("scale", self.scale), ("fill", self.fill)) if v is not None}
+        more = (("scale", self.scale), ("fill", self.fill), ("group", self.group))
+        return made | {k: v for k, v in more if v is not None}
+
+    def _require_points(self, column: str) -> None:
+        """Refuse numbers with a decimal comma: as texts they would be categories without a word."""
+        known = self.found[column]
+        if self.decimal == "auto" and not known.numeric and known.signs.commas and known.signs.comma:
+            raise CoterieError(
+                f"column '{column}' holds numbers with a comma ({known.signs.comma}): decimal=comma reads 3,5 as 3.5, "
+                "decimal=point takes them as texts, and commas that mark thousands must be taken out of the file."
+            )
 
     def _settle(self) -> None:
         for column in self.columns:
             known = self.found[column]
+            self._require_points(column)
             if not known.numeric and known.categories is None:
-                some = f"e.g. '{known.strange[:40]}'" if known.strange else "as text"
+                some = f"e.g. {known.signs.strange}" if known.signs.strange else "as text"
                 raise CoterieError(
-                    f"column '{column}' holds neither numbers nor at most {CATEGORIES} different texts ({some}); leave "
-                    f"it out with ignore={column}, or take it as text={column}{_quoted(column)}."
+                    f"column '{column}' holds neither numbers nor at most {CATEGORIES} different texts "
+                    f"({some}){_kind(column, known)}; leave it out with ignore={column}, or take it as "
+                    f"text={column}{_quoted(column)}."
                 )
             self.categories[column] = None if known.numeric else sorted(known.categories or ())
 
@@ -155,8 +187,9 @@ class _ColumnEncoder:
             if column not in self.found:
                 raise CoterieError(f"{name} has no column '{column}', which the schema asks for.")
             if self.categories[column] is None and not self.found[column].numeric:
+                self._require_points(column)
                 raise CoterieError(f"column '{column}' of {name} must hold numbers, as the schema says; it holds "
-                                   f"'{self.found[column].strange[:40]}'.")
+                                   f"{self.found[column].signs.strange}.")
 
     def report(self, problems: Problems, total: int) -> list[str]:
         """Missing values, by column and client; a note instead where they are filled in, or where scales differ."""
@@ -169,31 +202,62 @@ class _ColumnEncoder:
             notes.append(f"columns hold large numbers, taken as they are: {some}; models train badly on these, and "
                          "scale=true brings every column to mean 0 and deviation 1")
         problems.totals["rows"] = total
-        for column in dict.fromkeys([*self.columns, self.client, self.split]):
+        for column in dict.fromkeys([*self.columns, self.client, self.split, self.group]):
             if column is None or not (missing := self.found[column].missing):
                 continue
             title = column.lstrip("\0")
-            role = column in (self.client, self.split)
+            role = column in (self.client, self.split, self.group)
             if not role and self.fill is not None and self.text is None:
                 what = f"{self.fill.get(column, 0):g}" if self.categories.get(column) is None else "no category"
                 notes.append(f"filled in: column '{title}' lacked {missing.total()} of {total} values ({what})")
                 continue
             if not role and self.text is None:
                 problems.remedies.append("fill the gaps with fill=mean")
-            for client, count in missing.items():
-                problems.add(f"rows have no value in column '{title}'", client=client or None, count=count)
+            problems.add_counted(f"rows have no value in column '{title}'", dict(missing), self.found[column].gaps)
         return notes
+
+    def suspicions(self, table: Learned) -> list[str]:
+        """Notes on columns that are probably no features, and on groups; none where a schema decides what is read."""
+        if self.followed:
+            return []
+        columns = [c for c in self.columns if self.text is None and not self.found[c].shape]
+        taken = {self.label, self.client, self.split, self.group, *self.columns}
+        others = [c for c in self.found if c not in taken and not c.startswith("\0") and not self.found[c].shape]
+        return suspicious.notes(
+            {c: known.signs for c, known in self.found.items()}, {c: known.numeric for c, known in self.found.items()},
+            columns, self.chosen, others, table.clients, self.group is not None or self.split is not None,
+        )
+
+    def features(self, total: int, length: int) -> tuple[Feature, ...]:
+        """The columns that are x, in their order."""
+        made = []
+        for column in self.columns:
+            known = self.found[column]
+            missing = known.missing.total() / total
+            if self.text is not None:
+                made.append(Feature(column, "text", length, missing=missing))
+            elif known.shape:
+                size = "x".join(map(str, known.shape))
+                made.append(Feature(column, f"array {size}", math.prod(known.shape), missing=missing))
+            elif (words := self.categories.get(column)) is not None:
+                made.append(Feature(column, "category", len(words), categories=len(words), missing=missing))
+            else:
+                low, high = (known.signs.low, known.signs.high) if known.n else (None, None)
+                kind = "whole number" if known.whole else "number"
+                made.append(Feature(column, kind, 1, low, high, missing=missing))
+        return tuple(made)
 
     def piece(self, block: Rows, cutter: Tokenizer, problems: Problems) -> Piece | None:
         good = np.ones(len(block), dtype=bool)
-        for column in dict.fromkeys([*self.columns, self.client, self.split]):
-            if column is None or (self.fill is not None and self.text is None and column in self.columns):
+        for column in dict.fromkeys([*self.columns, self.client, self.split, self.group]):
+            if column is None or (self.fill is not None and self.text is None and column in self.columns
+                                  and column != self.group):
                 continue
             values = block.columns[column]
             good &= ~np.isnan(values).reshape(len(values), -1).any(1) if values.dtype.kind == "f" else np.array(
                 [value is not None for value in values], dtype=bool)
         self._known(block, good, problems)
-        where = f"{block.where}, rows from {block.first}"
+        self._finite(block, good, problems)
         split = self._split(block, good, problems) if self.split is not None else None
         kept = {column: values[good] for column, values in block.columns.items()}
         n = int(good.sum())
@@ -201,9 +265,25 @@ class _ColumnEncoder:
             return None
         client = None
         if self.client is not None:
-            client = names(clients_of(Rows(where, 0, {self.client: kept[self.client]}), self.client))
-        return Piece(self._features(kept, cutter), self._labels(kept[str(self.label)]), where,
-                     client, None if split is None else split[good])
+            client = names(clients_of(Rows(block.places, {self.client: kept[self.client]}), self.client))
+        group = None if self.group is None else names(
+            clients_of(Rows(block.places, {self.group: kept[self.group]}), self.group))
+        return Piece(self._features(kept, cutter), self._labels(kept[str(self.label)]), block.where,
+                     client, None if split is None else split[good], group, block.places.only(good))
+
+    def _finite(self, block: Rows, good: Array, problems: Problems) -> None:
+        """Strike rows with a number that is infinite, or too large for float32."""
+        for column in self._numbers():
+            with np.errstate(over="ignore"):
+                huge = np.isinf(self._scaled(column, block.columns[column]).astype(np.float32)) & good
+            for k in np.flatnonzero(huge).tolist():
+                good[k] = False
+                problems.add(f"rows have an infinite value in column '{column}'", block.places(k),
+                             why=f"{block.columns[column][k]:g}")
+
+    def _scaled(self, column: str, values: Array) -> Array:
+        mean, deviation = (self.scale or {}).get(column, (0.0, 1.0))
+        return (values - mean) / deviation
 
     def _known(self, block: Rows, good: Array, problems: Problems) -> None:
         """Strike rows with a category that a schema lacks."""
@@ -214,16 +294,15 @@ class _ColumnEncoder:
                 if good[k] and word is not None and word not in known:
                     good[k] = False
                     problems.add(f"rows have a value in column '{column}' that the schema lacks",
-                                 f"row {block.first + k} of {block.where}", why=f"'{word}'")
+                                 block.places(k), why=f"'{word}'")
 
     def _split(self, block: Rows, good: Array, problems: Problems) -> Array:
         values = block.columns[str(self.split)]
         words = ["" if v is None else str(v).strip().lower() for v in values.tolist()]
-        for k in np.flatnonzero(good):
+        for k in np.flatnonzero(good).tolist():
             if words[k] not in SPLIT_WORDS:
                 good[k] = False
-                row = f"row {block.first + k} of {block.where}"
-                problems.add("rows have an unknown split", row, why=f"'{words[k]}'")
+                problems.add("rows have an unknown split", block.places(k), why=f"'{words[k]}'")
         return np.array([SPLIT_WORDS.get(word, 0) for word in words], dtype=np.int8)
 
     def _labels(self, values: Array) -> Array:
@@ -245,8 +324,7 @@ class _ColumnEncoder:
             values, known = kept[column], self.categories[column]
             if known is None:
                 values = values if self.fill is None else _filled(values, self.fill.get(column, 0.0))
-                mean, deviation = (self.scale or {}).get(column, (0.0, 1.0))
-                parts.append(((values - mean) / deviation).astype(np.float32)[:, None])
+                parts.append(self._scaled(column, values).astype(np.float32)[:, None])
                 continue
             place = {word: k for k, word in enumerate(known)}
             one = np.zeros((len(values), len(known)), dtype=np.float32)
@@ -271,13 +349,10 @@ def _words(values: Array) -> list[str | None]:
     return list(values)
 
 
-def _listed(text: str | None, found: Mapping[str, Any]) -> list[str]:
-    if text is None:
-        return []
-    if text in found:  # a column whose name holds a comma
-        return [text]
-    listed = [part.strip() for part in text.split(",")]
-    for column in listed:
-        if column not in found:
-            raise unknown("column", column, [c for c in found if not c.startswith("\0")])
-    return listed
+def _kind(column: str, known: Column) -> str:
+    """What a column of many texts probably is, as a part of a sentence."""
+    if suspicious.looks_like_date(column, known.signs, known.numeric):
+        return ", which seem to be dates"
+    if suspicious.looks_like_group(column, known.signs, known.numeric, 0):
+        return f", which seem to say whose rows these are: group={column} keeps those of one on one side of a split"
+    return ""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from coterie.data.readers.pieces import Array, names
+from coterie.data.readers.pieces import Array, Places, names
 from coterie.data.readers.refusals import Problems, reading
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted, unknown
 
 CELLS, CHARACTERS = 1 << 15, 1 << 21
 """A block of rows ends when it has so many cells, or so much text."""
@@ -28,9 +30,12 @@ CLIENT, SPLIT = "\0client", "\0split"
 class Rows:
     """Some rows of one file: columns of float64 (NaN is missing), of text (None is missing) or of arrays [n, ...]."""
 
-    where: str
-    first: int  # number of the first of them in the file, from 1
+    places: Places
     columns: dict[str, Array]
+
+    @property
+    def where(self) -> str:
+        return self.places.where
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -40,61 +45,124 @@ Reading = Callable[[Problems | None], Iterator[Rows]]
 """Reads a table from its beginning; only the first reading is given the problems to fill."""
 
 
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
+SNIFFED = 30
+"""Rows behind the header that decide which sign separates columns."""
+Decimal = Literal["auto", "point", "comma"]
+_WITH_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)?(,\d+)?([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a csv file is written."""
+
+    separator: str
+    comma: bool = False  # 3,5 is 3.5
+    found: bool = False  # another sign than usual, and nobody said so
+
+    @classmethod
+    def of(cls, path: Path, separator: str | None = None, decimal: Decimal = "auto") -> Dialect:
+        """As the user says, or as the first rows show: the sign by which all of them have as many columns, 2 at least.
+
+        Of several such signs it is the one that makes most columns; where there is none, it is the usual one, comma or
+        tab, unless another makes several columns of the header.
+        """
+        comma = decimal == "comma"
+        if separator is not None:
+            sign = SEPARATORS.get(separator.lower(), "\t" if separator == "\\t" else separator)
+            if sign not in SEPARATORS.values():
+                words = [*SEPARATORS, *(s for s in SEPARATORS.values() if s != "\t")]
+                raise unknown("separator", separator, words)
+            return cls(sign, comma)
+        usual = "\t" if path.suffix.lower() == ".tsv" else ","
+        widths = {sign: _widths(path, sign) for sign in (usual, *(s for s in SEPARATORS.values() if s != usual))}
+        even = {sign: found[0] for sign, found in widths.items() if found and found[0] > 1 and len(set(found)) == 1}
+        heads = {sign: found[0] for sign, found in widths.items() if found and found[0] > 1}
+        sign = max(even or heads or {usual: 1}, key=lambda sign: (even or heads).get(sign, 0))
+        if not even and usual in heads:
+            sign = usual
+        return cls(sign, comma, sign != usual)
+
+    @property
+    def called(self) -> str:
+        return next(word for word, sign in SEPARATORS.items() if sign == self.separator)
+
+    def number(self, text: str) -> float | None:
+        """The number that a text is; None where it is none."""
+        if self.comma and text and _WITH_COMMA.fullmatch(text):
+            text = text.replace(".", "").replace(",", ".")
+        elif self.comma and "." in text:
+            return None  # 3.5 would be a number of another file
+        return parsed(text)
+
+
+def _widths(path: Path, separator: str) -> list[int]:
+    """Values of the header and of the first rows behind it; none where the file cannot be cut so."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = (line for line in csv.reader(file, delimiter=separator, strict=True) if line)
+            return [len(line) for line in islice(lines, SNIFFED + 1)]
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return []
+
+
 def header(path: Path) -> list[str]:
     """The columns of a csv file."""
     with reading(path, "a csv file"), path.open(newline="", encoding="utf-8-sig") as file:
-        return next(csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ","), [])
+        return next(csv.reader(file, delimiter=Dialect.of(path).separator), [])
 
 
-def csv_rows(path: Path, known: dict[Path, set[str]]) -> Iterator[Rows]:
+def csv_rows(path: Path, known: dict[Path, set[str]], dialect: Dialect) -> Iterator[Rows]:
     """A csv file some rows at a time. A column is one of numbers if all of its values in the file are."""
-    texts = known[path] if path in known else known.setdefault(path, _text_columns(path))
-    for first, columns, lines in _lines(path):
+    texts = known[path] if path in known else known.setdefault(path, _text_columns(path, dialect))
+    for places, columns, lines in _lines(path, dialect):
         held = {}
         for k, column in enumerate(columns):
             said = [line[k].strip() for line in lines]
             said_missing: list[str | None] = [None if s.lower() in MISSING else s for s in said]
             held[column] = names(said_missing) if column in texts else np.array(
-                [np.nan if s is None else float(s) for s in said_missing])
-        yield Rows(path.name, first, held)
+                [np.nan if s is None else dialect.number(s) for s in said_missing], dtype=np.float64)
+        yield Rows(places, held)
 
 
-def _text_columns(path: Path) -> set[str]:
+def _text_columns(path: Path, dialect: Dialect) -> set[str]:
     """The columns with a value that is no number."""
     texts: set[str] = set()
-    for _, columns, lines in _lines(path):
+    for _, columns, lines in _lines(path, dialect):
         for k, column in enumerate(columns):
             if column not in texts and any(
-                line[k].strip().lower() not in MISSING and parsed(line[k]) is None for line in lines
+                line[k].strip().lower() not in MISSING and dialect.number(line[k].strip()) is None for line in lines
             ):
                 texts.add(column)
     return texts
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[str], list[list[str]]]]:
-    """(number of the first row, columns, some rows)."""
+def _lines(path: Path, dialect: Dialect) -> Iterator[tuple[Places, list[str], list[list[str]]]]:
+    """(the lines on which they begin, columns, some rows)."""
     with reading(path, "a csv file"), path.open(newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        lines = csv.reader(file, delimiter=dialect.separator, strict=True)
         columns = [column.strip() for column in next(lines, [])]
         if not columns:
             raise ValueError("it is empty")
         if twice := [column for column, count in Counter(columns).items() if count > 1]:
             raise ValueError(f"two columns are called '{twice[0]}'")
         held: list[list[str]] = []
-        first = number = size = 0
+        numbers: list[int] = []
+        size, ended = 0, lines.line_num
         for line in lines:
+            begun, ended = ended + 1, lines.line_num  # a quoted value may reach over several lines
             if not line:
                 continue
-            number += 1
             if len(line) != len(columns):
-                raise ValueError(f"row {number} has {len(line)} values, the header {len(columns)}")
+                raise ValueError(f"line {begun} has {counted(len(line), 'value')}, the header {len(columns)}")
             held.append(line)
+            numbers.append(begun)
             size += sum(map(len, line))
             if len(held) * len(columns) >= CELLS or size >= CHARACTERS:
-                yield first + 1, columns, held
-                first, held, size = number, [], 0
+                yield Places(path.name, "line", np.array(numbers)), columns, held
+                held, numbers, size = [], [], 0
         if held:
-            yield first + 1, columns, held
+            yield Places(path.name, "line", np.array(numbers)), columns, held
 
 
 def parquet_rows(path: Path) -> Iterator[Rows]:
@@ -106,7 +174,8 @@ def parquet_rows(path: Path) -> Iterator[Rows]:
         first = 1
         for batch in file.iter_batches(batch_size=_rows(file.metadata), use_threads=False):
             batch.validate(full=True)
-            yield Rows(path.name, first, {n: arrow(c, n) for n, c in zip(batch.schema.names, batch.columns)})
+            places = Places(path.name, "row", np.arange(first, first + len(batch)))
+            yield Rows(places, {n: arrow(c, n) for n, c in zip(batch.schema.names, batch.columns)})
             first += len(batch)
 
 

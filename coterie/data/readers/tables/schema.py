@@ -12,7 +12,8 @@ from coterie.files import read_json, write_json
 
 Encoding = dict[str, Any]
 """`columns` {name: its categories, or null for numbers}, `label` and `client` (columns, the second perhaps null),
-`classes` (names, or null); where asked for, `scale` {name: [mean, deviation]} and `fill` {name: number}."""
+`classes` (names, or null); where asked for, `scale` {name: [mean, deviation]}, `fill` {name: number} and `group` (the
+column whose rows stay together)."""
 
 
 def read_schema(path: str | None) -> Encoding | None:
@@ -22,8 +23,8 @@ def read_schema(path: str | None) -> Encoding | None:
         held = read_json(Path(path))
         if not isinstance(held.get("columns"), dict) or "classes" not in held:
             raise ValueError("columns and classes are expected")
-        if not all(isinstance(held.get(role, ""), str | None) for role in ("label", "client")):
-            raise ValueError("label and client are names of columns")
+        if not all(isinstance(held.get(role, ""), str | None) for role in ("label", "client", "group")):
+            raise ValueError("label, client and group are names of columns")
         for words in (held["classes"], *held["columns"].values()):
             if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
                 raise ValueError("categories are lists of texts")

@@ -1,0 +1,84 @@
+"""The features of a sample in words: what each is, its range and what is missing, for `coterie data`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MOST = 40
+"""Features that are listed unasked."""
+NAME = 30
+"""Letters of a name that are shown."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A column that became numbers of x: one number, or one 0/1 number for each of its categories."""
+
+    name: str
+    kind: str  # number, category, text, ...
+    inputs: int = 1  # how many numbers of a sample it makes
+    low: float | None = None
+    high: float | None = None
+    categories: int = 0
+    missing: float = 0.0  # share of the rows, before anything was filled in or left out
+
+    @property
+    def range(self) -> str:
+        """What it holds, in a few words."""
+        if self.categories:
+            return f"{self.categories} different, {self.inputs} inputs of 0 or 1"
+        if self.low is None or self.high is None:
+            return f"{self.inputs} inputs"
+        if self.low == self.high:
+            return f"{self.low:.6g} everywhere (constant)"
+        return f"{self.low:.6g} to {self.high:.6g}"
+
+
+def features_of(x: Tensor, names: Sequence[str] = ()) -> tuple[Feature, ...]:
+    """What samples `[N, ...]` show by themselves.
+
+    Flat numbers `[N, F]` are a feature each, with `names` where they have any; images `[N, C, H, W]` one for each
+    channel, series `[N, C, L]` likewise, and whole numbers are tokens.
+    """
+    if not x.is_floating_point():
+        shape = "x".join(str(n) for n in x.shape[1:])
+        return (Feature(f"tokens {shape}", "text or codes", x[0].numel(), *_ends(x)),)
+    if x.ndim == 2:
+        called = names if len(names) == x.shape[1] else [f"x[{k}]" for k in range(x.shape[1])]
+        low, high = x.amin(0).tolist(), x.amax(0).tolist()
+        return tuple(Feature(name, "number", 1, *ends) for name, *ends in zip(called, low, high, strict=True))
+    kind = "image" if x.ndim == 4 else "series" if x.ndim == 3 else "array"
+    size = "x".join(str(n) for n in x.shape[2:])
+    return tuple(Feature(f"channel {k}", f"{kind} {size}", x[0, k].numel(), *_ends(x[:, k]))
+                 for k in range(x.shape[1]))
+
+
+def _ends(x: Tensor) -> tuple[float, float]:
+    """Least and largest value, some samples at a time: a set may lie in a file."""
+    parts = [torch.stack(torch.aminmax(part)) for part in torch.split(x, 4096)]
+    ends = torch.stack(parts)
+    return float(ends[:, 0].min()), float(ends[:, 1].max())
+
+
+def listed(features: Sequence[Feature], every: bool = False) -> str:
+    """A table in 80 columns: name, type, range, missing. `every` lists more than MOST of them too."""
+    shown = features if every else features[:MOST]
+    inputs = sum(feature.inputs for feature in features)
+    wide = max([len("feature"), *(min(len(feature.name), NAME) for feature in shown)])
+    lines = [f"{'feature':<{wide}}  {'type':<13}  {'range':<24}  missing"]
+    for feature in shown:
+        name = feature.name if len(feature.name) <= NAME else f"{feature.name[: NAME - 3]}..."
+        said = feature.range if len(feature.range) <= 24 else feature.range.replace(" inputs of 0 or 1", " inputs")
+        lines.append(f"{name:<{wide}}  {feature.kind:<13.13}  {said:<24.24}  {_share(feature.missing):>7}")
+    if len(features) > len(shown):
+        lines.append(f"and {len(features) - len(shown)} more features; --each lists all of them.")
+    return "\n".join([*lines, f"{len(features)} features make {inputs} inputs."]) if inputs != len(features) else (
+        "\n".join(lines))
+
+
+def _share(missing: float) -> str:
+    return "-" if not missing else f"{100 * missing:.1f} %" if missing >= 0.001 else "< 0.1 %"

@@ -1,0 +1,48 @@
+"""Files of a folder that differ in columns: those that are asked for must be in all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from coterie.data import load
+from coterie.errors import CoterieError
+
+
+def refused(*args, **options):
+    with pytest.raises(CoterieError) as error:
+        load(*args, **options)
+    return str(error.value)
+
+
+
+def folder(tmp_path):
+    root = tmp_path / "sites"
+    root.mkdir()
+    (root / "a.csv").write_text("age,ward,label\n1,x,0\n2,y,1\n")
+    (root / "b.csv").write_text("dose,age,label\n9,3,0\n8,4,1\n")
+    return root
+
+
+def test_files_that_differ_obey_x(tmp_path):
+    source = load(folder(tmp_path), x="age")
+    assert source.x.tolist() == [[1], [2], [3], [4]]
+    assert source.client.tolist() == ["a", "a", "b", "b"]
+
+
+def test_and_ignore(tmp_path):
+    assert load(folder(tmp_path), ignore="ward,dose").x.tolist() == [[1], [2], [3], [4]]
+
+
+def test_otherwise_file_and_column_are_named_with_what_to_type(tmp_path):
+    root = folder(tmp_path)
+    assert "'a.csv' has no column 'dose', which 'b.csv' has; x=age takes the columns that both have" in refused(root)
+    assert "unknown column" in refused(root, x="length")
+    assert "'b.csv' has no column 'ward', which 'a.csv' has; it is needed in every file" in refused(root, x="age,ward")
+    (root / "b.csv").write_text("age,outcome\n3,0\n")
+    assert "'b.csv' has no column 'label', which 'a.csv' has; it is needed in every file" in refused(root, x="age")
+
+
+def test_a_schema_needs_its_columns_alone(tmp_path):
+    root = folder(tmp_path)
+    load(root / "a.csv", x="age", schema=tmp_path / "s.json")
+    assert load(root, schema=str(tmp_path / "s.json")).x.tolist() == [[1], [2], [3], [4]]

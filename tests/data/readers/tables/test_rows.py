@@ -1,0 +1,137 @@
+"""Rows of tables: the sign between columns is found, and what is wrong has the line that an editor shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from data_files import write_leaf
+
+from coterie.data import load
+from coterie.errors import CoterieError
+
+
+def refused(*args, **options):
+    with pytest.raises(CoterieError) as error:
+        load(*args, **options)
+    return str(error.value)
+
+
+# --- the sign between columns -----------------------------------------------------------------------------------------
+
+ROWS = [["age", "dose", "label"], ["31", "0.5", "0"], ["42", "1.5", "1"], ["53", "2.5", "1"]]
+
+
+@pytest.mark.parametrize(("sign", "word"), [(";", "semicolon"), ("\t", "tab"), ("|", "bar")])
+def test_the_sign_between_columns_is_found_and_said(tmp_path, sign, word):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(sign.join(row) for row in ROWS) + "\n")
+    source = load(path)
+    assert source.x.tolist() == [[31, 0.5], [42, 1.5], [53, 2.5]]
+    assert f"1 file read with the separator {word} (t.csv); separator=comma would read otherwise" in source.notes
+    assert "has no column 'label'" in refused(path, separator="comma") or "cannot be read" in refused(
+        path, separator="comma")
+
+
+def test_commas_are_not_said_and_an_option_goes_before_what_is_found(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(",".join(row) for row in ROWS) + "\n")
+    assert not any("separator" in note for note in load(path).notes)
+    path.write_text('a;b,label\n"1;2",0\n"3;4",1\n')  # both signs fit: 2 columns each
+    assert load(path).x.shape == (2, 2)  # 'a;b' is a column of two texts
+    assert "separator" not in " ".join(load(path, separator=",").notes)
+    assert "unknown separator 'colon'" in refused(path, separator="colon")
+
+
+def test_texts_with_semicolons_do_not_mislead(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("said,label\nyes; or no,0\nwell; perhaps,1\nno,0\n")
+    assert load(path).x.shape == (3, 3)
+    path.write_text('said;label\n"a;b, c";0\n"d, e";1\n')  # commas and semicolons inside quotes
+    assert load(path).x.shape == (2, 2)
+
+
+def test_an_index_of_images_may_have_semicolons(tmp_path):
+    from PIL import Image
+
+    Image.new("L", (4, 4)).save(tmp_path / "1.png")
+    Image.new("L", (4, 4)).save(tmp_path / "2.png")
+    (tmp_path / "list.csv").write_text("path;label\n1.png;a\n2.png;b\n")
+    assert load(tmp_path / "list.csv").classes == ("a", "b")
+
+
+def test_decimal_commas_are_no_categories(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("dose;label\n0,5;0\n1.234,5;1\n2;1\n")
+    said = refused(path)
+    assert "column 'dose' holds numbers with a comma ('0,5', line 2 of t.csv): decimal=comma reads 3,5 as 3.5" in said
+    assert load(path, decimal="comma").x.tolist() == [[0.5], [1234.5], [2]]
+    assert load(path, decimal="point").x.shape == (3, 3)
+    path.write_text('dose,label\n"0,5",0\n"1,5",1\n')
+    assert "column 'dose' holds numbers with a comma" in refused(path)
+    path.write_text("dose;label\n1;0,5\n2;1,5\n")
+    assert "column 'label' holds numbers with a comma" in refused(path)
+    assert load(path, decimal="comma").y.tolist() == [0.5, 1.5]
+
+
+# --- rows in messages -------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_counted_as_an_editor_does(tmp_path):
+    """The header is line 1, empty lines count, and a quoted value may reach over several lines."""
+    path = tmp_path / "t.csv"
+    path.write_text('age,note,label\n31,"two\nlines",a\n\n,short,b\n53,short,\n')
+    said = refused(path)
+    assert "1 of 3 rows has no value in column 'age': line 5 of t.csv" in said
+    path.write_text('age,note,label\n31,"two\nlines",a\n\n4,short,b\n53,short,\n')
+    assert "1 of 3 samples has no label: line 6 of t.csv" in refused(path)
+    path.write_text("age,label\n31,0\n\n42,1,5\n")
+    assert "line 4 has 3 values, the header 2" in refused(path)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("age,label\n1,0\ninf,1\n", "1 of 2 rows has an infinite value in column 'age': line 3 of t.csv (inf)"),
+    ("age,label\n1,0\n1e300,1\n", "1 of 2 rows has an infinite value in column 'age': line 3 of t.csv (1e+300)"),
+    ("age,split,label\n1,train,0\n2,maybe,1\n", "unknown split: line 3 of t.csv ('maybe')"),
+    ("age,split,label\n1,train,0\n2,test,1\n", "that no training sample has: line 3 of t.csv (class 1)"),
+    ("age,client,label\n1,a,0\n2,,1\n", "has no value in column 'client': line 3 of t.csv"),
+])
+def test_every_wrong_value_of_a_table_has_its_line(tmp_path, text, said):
+    (tmp_path / "t.csv").write_text(text)
+    assert said in refused(tmp_path / "t.csv")
+
+
+def test_a_class_that_is_not_listed_has_its_line_and_so_has_a_stray_text(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("age,label\n1,cat\n2,cow\n3,dog\n")
+    assert "not in classes: line 3 of t.csv (class cow)" in refused(path, classes="cat,dog")
+    path.write_text("age,label\n" + "".join(f"{k},0\n" for k in range(150)) + "old,1\n")
+    assert "(e.g. 'old', line 152 of t.csv)" in refused(path)
+    path.write_text("age,label\n1,0\n2,1\n")
+    load(path, schema=tmp_path / "s.json")
+    path.write_text("age,label\n1,0\nold,1\n")
+    assert "must hold numbers, as the schema says; it holds 'old', line 3 of t.csv" in refused(
+        path, schema=tmp_path / "s.json")
+
+
+def test_many_wrong_rows_are_counted_and_the_first_are_named(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("age,client,label\n" + "".join(f"{'' if k % 2 else k},{'ab'[k % 4 // 2]},0\n" for k in range(20)))
+    assert ("10 of 20 rows have no value in column 'age' (client a: 5, client b: 5): line 3 of t.csv, line 5 of t.csv, "
+            "line 7 of t.csv, line 9 of t.csv, and 6 more") in refused(path)
+
+
+def test_other_formats_say_the_index(tmp_path):
+    x = np.ones((4, 2), np.float32)
+    x[2, 1] = np.inf
+    np.savez(tmp_path / "a.npz", x=x, y=np.array([0, 1, 0, 1]))
+    assert "1 of 4 samples hold NaN or infinite values: index 2 of a.npz" in refused(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", x=np.ones((4, 2)), y=np.array([0, 1, -1, 1]))
+    assert "which stands for none: index 2 of a.npz" in refused(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", x=np.ones((4, 2)), y=np.array([0, 1, 12345, 1]))
+    assert "outside 0 to 9999: index 2 of a.npz (12345)" in refused(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=np.array([0, 1, 1]), split=np.array(["train", "tset", "test"]))
+    assert "got 'tset' at index 1" in refused(tmp_path / "a.npz")
+    root = write_leaf(tmp_path)
+    file = root / "train" / "all_data_0.json"
+    file.write_text(file.read_text().replace('"y": [0, 1, 0]', '"y": [0, -1, 0]', 1))
+    assert "index 1 of train/all_data_0.json, client f00" in refused(root)

@@ -1,0 +1,183 @@
+"""Ids, dates, groups and stray words are pointed out with what to type; ordinary features are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coterie.data import load
+from coterie.errors import CoterieError
+
+
+def refused(*args, **options):
+    with pytest.raises(CoterieError) as error:
+        load(*args, **options)
+    return str(error.value)
+
+
+def noted(path, *words):
+    """The notes of a source that hold any of these words."""
+    return [note for note in load(path).notes if any(word in note for word in words)]
+
+
+# --- ids and dates ----------------------------------------------------------------------------------------------------
+
+
+def table(path, columns, n=60):
+    """A csv file of these columns, functions of the row's number; the label is none of them."""
+    rng = np.random.default_rng(0)
+    lines = [",".join([*columns, "label"])]
+    lines += [",".join([*(str(column(k)) for column in columns.values()), str(rng.integers(2))]) for k in range(n)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+MIXED = np.random.default_rng(5).permutation(60)
+DRAWN = np.random.default_rng(6).normal(50, 10, 400)
+SUSPICIOUS = {
+    "a counter": ("x1", lambda k: k + 1, "it counts the rows"),
+    "a counter backwards": ("x1", lambda k: 500 - 2 * k, "it counts the rows"),
+    "a counter in another order": ("x1", lambda k: MIXED[k], "every row has its own number"),
+    "numbers of as many digits": ("x1", lambda k: 48000 + 37 * MIXED[k], "every row has its own number"),
+    "a name": ("PatientID", lambda k: k % 3, "by its name"),
+    "another name": ("site_id", lambda k: k % 3, "by its name"),
+    "what pandas writes": ("Unnamed: 0", lambda k: k % 7, "by its name"),
+    "a text for each row": ("code", lambda k: f"c{MIXED[k]}x", "nearly every row has its own text"),
+}
+
+
+@pytest.mark.parametrize("what", SUSPICIOUS)
+def test_ids_are_pointed_out(tmp_path, what):
+    name, column, why = SUSPICIOUS[what]
+    path = table(tmp_path / "t.csv", {"age": lambda k: round(DRAWN[k], 2), name: column})
+    (said,) = noted(path, "to be ids")
+    assert f"'{name}': {why}" in said
+    assert f"ignore={name}" in said
+    assert "'age'" not in said
+    assert not noted(f"{path}:ignore={name}", "to be ids"), "what is typed helps"
+    assert load(f"{path}:ignore={name}").x.shape[1] == 1
+
+
+ORDINARY = {
+    "numbers with a fraction, all different": lambda k: DRAWN[k],
+    "rising numbers with a fraction": lambda k: k / 7,
+    "ages": lambda k: int(DRAWN[k]),
+    "0 and 1": lambda k: k % 2,
+    "a count": lambda k: int(abs(DRAWN[k] - 50)),
+    "years": lambda k: 1990 + int(DRAWN[k]) % 30,
+    "amounts of money": lambda k: int(10 ** (3 + DRAWN[k] / 25)),
+    "a constant": lambda k: 7,
+    "an ordinary category": lambda k: ["east", "west", "hall"][k % 3],
+    "a category of many": lambda k: f"{'abcdefghij'[int(DRAWN[k]) % 10]} ward",
+    "body mass": lambda k: round(DRAWN[k] / 2, 1),
+}
+
+
+@pytest.mark.parametrize("what", ORDINARY)
+@pytest.mark.parametrize("n", [12, 60, 400])
+def test_ordinary_features_are_not(tmp_path, what, n):
+    for name in ("age", "glycemic_index", "valid", "kid", "video", "time"):
+        path = table(tmp_path / "t.csv", {name: ORDINARY[what], "z": lambda k: DRAWN[k]}, n)
+        assert not noted(path, "to be ids", "dates or times", "whose rows", "other texts"), name
+
+
+DATES = {
+    "iso": ("seen", lambda k: f"2021-03-{k % 28 + 1:02d}"),
+    "with a time": ("seen", lambda k: f"2021-03-{k % 28 + 1:02d} 10:{k:02d}:00"),
+    "european": ("seen", lambda k: f"{k % 28 + 1}.03.2021"),
+    "american": ("seen", lambda k: f"3/{k % 28 + 1}/2021"),
+    "a time of day": ("seen", lambda k: f"{k % 24}:{k % 60:02d}"),
+    "yyyymmdd": ("seen", lambda k: 20210300 + k % 28 + 1),
+    "seconds since 1970": ("seen", lambda k: 1_600_000_000 + 86_413 * MIXED[k]),
+    "milliseconds": ("seen", lambda k: 1_600_000_000_000 + 86_413_000 * MIXED[k]),
+    "a name": ("birth_date", lambda k: 30_000 + 7 * MIXED[k] % 999),
+}
+
+
+@pytest.mark.parametrize("what", DATES)
+def test_dates_are_pointed_out(tmp_path, what):
+    name, column = DATES[what]
+    path = table(tmp_path / "t.csv", {"age": lambda k: round(DRAWN[k], 2), name: column})
+    (said,) = noted(path, "dates or times")
+    assert f"column '{name}' seems to hold dates or times" in said
+    assert f"ignore={name}" in said
+
+
+def test_too_many_dates_for_categories_are_called_dates(tmp_path):
+    path = table(tmp_path / "t.csv", {"seen": lambda k: f"20{k % 90 + 10}-01-{k // 90 + 1:02d}"}, 180)
+    assert "which seem to be dates; leave it out with ignore=seen" in refused(path)
+
+
+def test_dates_of_parquet_are_pointed_out_too(tmp_path):
+    import datetime
+
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    when = [datetime.datetime(2021, 3, k % 28 + 1) for k in range(60)]
+    parquet.write_table(pa.table({"seen": when, "age": DRAWN[:60], "label": [0, 1] * 30}), tmp_path / "t.parquet")
+    assert len(noted(tmp_path / "t.parquet", "dates or times")) == 1
+
+
+def test_a_stray_word_among_numbers_is_pointed_out(tmp_path):
+    """One 'unknown' makes 60 ages into categories."""
+    path = table(tmp_path / "t.csv", {"age": lambda k: "unknown" if k == 9 else int(DRAWN[k])})
+    (said,) = noted(path, "other texts")
+    assert "column 'age' holds numbers and also other texts ('unknown', line 11 of t.csv)" in said
+    path.write_text(path.read_text().replace("unknown", "NA"))
+    assert not noted(f"{path}:fill=mean", "other texts")
+
+
+def test_named_features_are_the_users_choice(tmp_path):
+    path = table(tmp_path / "t.csv", {"id": lambda k: k})
+    assert not noted(f"{path}:x=id", "to be ids")
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+GROUPS = {
+    "by its name": ("lesion", lambda k: MIXED[k] // 3),
+    "an id with repeats": ("subject_id", lambda k: f"s{MIXED[k] // 2}"),
+    "codes": ("x1", lambda k: f"HAM_{MIXED[k] // 2:05d}"),
+    "blocks of texts": ("x1", lambda k: f"{'abcdefghijklmnopqrstuvwxyzABCDE'[k // 2]} street"),
+}
+
+
+@pytest.mark.parametrize("what", GROUPS)
+def test_a_column_that_looks_like_a_group_is_pointed_out(tmp_path, what):
+    name, column = GROUPS[what]
+    client = lambda k: "ab"[k % 2]  # noqa: E731
+    path = table(tmp_path / "t.csv", {"age": lambda k: round(DRAWN[k], 2), name: column, "client": client})
+    (said,) = noted(path, "whose rows")
+    assert f"group={name} keeps them on one side" in said
+    assert noted(f"{path}:ignore={name}", "whose rows"), "who leaves it out still tears groups"
+    assert not noted(f"{path}:group={name}", "whose rows", "to be ids")
+
+
+def test_what_is_no_group_is_not(tmp_path):
+    """The client itself, a column with as many values as clients, and columns without repeats."""
+    columns = {"age": lambda k: int(DRAWN[k]), "patient": lambda k: k % 4, "client": lambda k: f"c{k % 4}",
+               "sample": lambda k: f"s{MIXED[k]:03d}", "ward": lambda k: ["east", "west"][k % 2]}
+    assert not noted(table(tmp_path / "t.csv", columns), "whose rows")
+    many = {"patient": lambda k: f"p{k // 3:04d}", "age": lambda k: DRAWN[k % 60]}
+    assert "group=patient keeps those of one on one side" in refused(table(tmp_path / "t.csv", many, 600))
+
+
+def test_groups_of_other_formats_are_pointed_out_too(tmp_path):
+    """An array that nobody asked for, a column of an index of images, and the speaker of texts."""
+    from PIL import Image
+
+    held = {"x": np.ones((60, 2)), "y": np.arange(60) % 2, "client": np.arange(60) % 3}
+    np.savez(tmp_path / "a.npz", **held, lesion=MIXED // 3, weight=MIXED, noise=np.arange(60) % 2)
+    (said,) = noted(tmp_path / "a.npz", "whose rows")
+    assert "group=lesion keeps them on one side" in said
+    assert not noted(f"{tmp_path / 'a.npz'}:group=lesion", "whose rows")
+    Image.new("L", (4, 4)).save(tmp_path / "1.png")
+    rows = "".join(f"1.png,{k % 2},HAM_{MIXED[k] // 3:05d},{k % 2}\n" for k in range(60))
+    (tmp_path / "list.csv").write_text(f"path,label,lesion,sex\n{rows}")
+    (said,) = noted(tmp_path / "list.csv", "whose rows")
+    assert "group=lesion keeps them on one side" in said
+    assert not noted(f"{tmp_path / 'list.csv'}:group=lesion", "whose rows")
+    path = table(tmp_path / "t.csv", {"said": lambda k: f"good day {k}", "speaker": lambda k: f"s{k // 4}"})
+    (said,) = noted(f"{path}:text=said", "whose rows")
+    assert "group=speaker keeps them on one side" in said

@@ -1,0 +1,141 @@
+"""Whoever splits a client's samples again follows its groups: newcomers' folds, a resumed run, a site of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import coterie
+from coterie import cli
+from coterie.data import SPLITS, Federation, digits, partition
+from coterie.flower.site import site_at
+from coterie.models import model
+from coterie.running.experiment import Experiment, read_experiment
+from coterie.running.saved import Saved
+from coterie.serving.estimate import cut
+from coterie.serving.newcomers import Desk, personalize
+
+NET = "mlp:hidden=8"
+
+
+def command(capsys, monkeypatch, *words):
+    """The command line in this process: exit code, output, errors."""
+    monkeypatch.setattr(sys, "argv", ["coterie", *map(str, words)])
+    try:
+        cli.main()
+    except SystemExit as stop:
+        return (stop.code or 0, *capsys.readouterr())
+    return (0, *capsys.readouterr())
+
+
+@pytest.mark.parametrize("folds", [2, 5, 10])
+def test_folds_cut_no_group_and_are_alike_in_size(folds):
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 40, 200)
+    made = cut(np.arange(200), folds, np.random.default_rng(1), group)
+    assert sorted(np.concatenate([held for _, held in made]).tolist()) == list(range(200))
+    for kept, held in made:
+        assert not set(group[kept]) & set(group[held])
+        assert sorted([*kept, *held]) == list(range(200))
+    sizes = [len(held) for _, held in made]
+    largest = np.bincount(group).max()  # the last one goes to the smallest fold, so no two differ by more
+    assert max(sizes) - min(sizes) <= largest
+    assert len(cut(np.arange(6), folds, rng, np.array([0, 0, 0, 1, 1, 1]))) == 2
+    alone = cut(np.arange(6), folds, rng, np.zeros(6, dtype=int))
+    assert len(alone) == min(folds, 6), "a single group is cut by samples, or nothing could be held out"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """FedAvg + fine-tune on digits, as a folder; and digits that were not in it."""
+    x, y = digits()
+    dealt = partition("iid", y[:600].numpy(), 6, seed=0)
+    folder = tmp_path_factory.mktemp("run") / "fedavgft"
+    coterie.run("fedavgft", model("mlp", (1, 8, 8), 10, hidden=8),
+                Federation.from_assignment(x[:600], y[:600], dealt), folder=folder, rounds=2, lr=0.3, epochs=3,
+                device="cpu")
+    return folder, x[600:]
+
+
+def test_the_estimate_is_not_fooled_by_copies(run):
+    """20 pictures, three times each, with labels of pure chance: who has seen a copy knows the label, and nobody else
+    can. By samples the estimate is far above the 1 in 10 of guessing; by groups it is there."""
+    import dataclasses
+
+    folder, x = run
+    saved = Saved.open(folder, NET)
+    training = dataclasses.replace(saved.spec.training, epochs=60, lr=0.3)
+    saved = dataclasses.replace(saved, spec=dataclasses.replace(saved.spec, training=training))
+    group = np.repeat(np.arange(20), 3)
+    y = torch.randint(0, 10, (20,), generator=torch.Generator().manual_seed(0))[group]
+    samples = (x[:20][torch.from_numpy(group)], y)
+    free, kept = (personalize(saved, samples, adapt="yes", group=ids) for ids in (None, group))
+    assert free.estimate.value > 0.5
+    assert kept.estimate.value < 0.3
+    assert "Samples were held out by their 20 groups" in kept.why[-1]
+    assert kept.facts["groups"] == 20
+    assert not any("held out by" in why for why in free.why)
+    same = personalize(saved, samples, adapt="yes", group=np.zeros(60))
+    assert "All its samples are of one group" in same.why[-1]
+
+
+def test_validation_samples_of_a_newcomer_are_whole_groups(run):
+    folder, _ = run
+    group = np.repeat(np.arange(10), 6)
+    desk = Desk(Saved.open(folder, NET))
+    desk.group = group
+    marks = torch.arange(60.0)[:, None, None, None].expand(60, 1, 8, 8)
+    folds = cut(np.arange(60), 5, np.random.default_rng(0), group)
+    made = desk.federation(marks, torch.zeros(60, dtype=torch.int64), folds, list("abcde"))
+    for i in range(5):
+        held = [set(group[made.client(i, split)[0][:, 0, 0, 0].long()]) for split in SPLITS]
+        assert sum(map(len, held)) == 10
+        assert len(set().union(*held)) == 10
+        assert held[1], "there are validation samples"
+
+
+def test_run_resume_and_personalize_follow_the_groups(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    rows = [(f"{rng.normal():.3f}", f"h{p % 3}", f"p{p}", ("ill", "well")[p % 2]) for p in range(36) for _ in range(3)]
+    text = "weight,hospital,patient,outcome\n" + "".join(",".join(row) + "\n" for row in rows)
+    (tmp_path / "all.csv").write_text(text)
+    spelled = "all.csv:label=outcome,client=hospital,group=patient"
+    words = ["--data", spelled, "--model", "linear", "--rounds", 1, "--set", "device=cpu", "--out", "run"]
+    assert command(capsys, monkeypatch, "run", "fedavg", *words)[0] == 0
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())["federation"]
+    assert kept["split"]["groups"] == 36
+    assert kept["encoding"]["group"] == "patient"
+    again = read_experiment(tmp_path / "run")[0].federation()
+    assert again.fingerprint() == Experiment(data=spelled).federation().fingerprint()
+    assert Saved.open("run").federation().group.tolist() == again.group.tolist()
+
+    (tmp_path / "new.csv").write_text(text.splitlines()[0] + "\n" + "".join(
+        f"{rng.normal():.3f},h9,q{k // 4},{('ill', 'well')[k // 4 % 2]}\n" for k in range(24)))
+    code, text, errors = command(capsys, monkeypatch, "personalize", "run", "--data", "new.csv", "-o", "n.safetensors")
+    assert code == 0, errors
+    assert "Samples were held out by their 6 groups" in text
+    (tmp_path / "plain.csv").write_text("weight,outcome\n" + "".join(
+        f"{rng.normal():.3f},{('ill', 'well')[k % 2]}\n" for k in range(24)))
+    words = ["--data", "plain.csv", "-o", "p.safetensors"]
+    code, text, errors = command(capsys, monkeypatch, "personalize", "run", *words)
+    assert code == 0, errors
+    assert "The run keeps groups of samples together, and this client's data name none" in text
+
+
+def test_a_site_follows_the_groups_of_its_file(tmp_path):
+    lesion = np.repeat(np.arange(12), 4)
+    np.savez(tmp_path / "a.npz", x=np.arange(48, dtype=np.float32)[:, None], y=np.arange(48) % 2, group=lesion)
+
+    class Job:
+        classes = 2
+
+    made = site_at("wien", tmp_path / "a.npz", tmp_path)._data(Job())
+    held = [set(lesion[made.client(0, split)[0][:, 0].long()]) for split in SPLITS]
+    assert sum(map(len, held)) == 12
+    assert len(set().union(*held)) == 12
+    assert held[2]
