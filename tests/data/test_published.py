@@ -90,6 +90,25 @@ def test_isic_knows_its_centres(tmp_path, flamby):
     assert all(near(x, int(k), False) for x, k in zip(found.x, found.y))
 
 
+def test_isic_keeps_lesions_together_where_asked_and_says_where_not(tmp_path):
+    """Every second picture of a centre shows the lesion of the one before."""
+    made.fedisic2019(tmp_path, flamby=False)
+    file = tmp_path / "isic2019" / published.ISIC_METADATA
+    head, *lines = file.read_text().splitlines()
+    cells = [line.split(",") for line in lines]
+    for k, cell in enumerate(cells[:36]):
+        if k % 12 >= 6:
+            cell[3] = cells[k - 6][3]
+    file.write_text("\n".join([head, *(",".join(cell) for cell in cells)]) + "\n")
+    plain = published.load("fedisic2019", str(tmp_path), size=16)
+    assert plain.group is None
+    assert "fedisic2019:lesions=true keeps a lesion on one side" in plain.notes[0]
+    found = published.load("fedisic2019", str(tmp_path), size=16, lesions=True)
+    assert found.notes == ()
+    assert found.group.tolist() == [cell[3] for cell in cells[:36]]
+    assert len(set(found.group)) == 18
+
+
 def test_agnews_numbers_words_by_frequency(tmp_path):
     lines = made.agnews(tmp_path)
     found = published.load("agnews", str(tmp_path), length=12, vocabulary=50)
