@@ -22,7 +22,7 @@ FOLDERS = (("train", TRAIN), ("val", VAL), ("test", TEST))
 def leaf(
     path: str | Path, *, tokenizer: str | Tokenizer = "words", words: int = WORDS, length: int = LENGTH,
     field: int | None = None, tokens: bool = False, shape: str | None = None, classes: str | None = None,
-    skip: bool = False,
+    regression: bool | None = None, skip: bool = False,
 ) -> Source:
     """A folder with train/*.json and test/*.json, with all_data/*.json, or with *.json; or one such file.
 
@@ -62,7 +62,8 @@ def leaf(
                 problems.add("files cannot be read", where, why=reason(error))
 
     name = path.stem if path.is_file() else path.resolve().name
-    return collect(pieces(), name, problems, skip=skip, classes=classes, clients=expected, shape=shape)
+    return collect(pieces(), name, problems, skip=skip, classes=classes, regression=regression,
+                   clients=expected, shape=shape)
 
 
 def leaf_files(path: Path) -> list[tuple[Path, int | None]]:

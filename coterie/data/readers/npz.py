@@ -24,7 +24,7 @@ KIND = "an .npz file of plain arrays"
 
 def npz(
     path: str | Path, *, skip: bool = False, classes: str | None = None, shape: str | None = None,
-    regression: bool = False,
+    regression: bool | None = None,
 ) -> Source:
     """A file with arrays `x`, `y` and optionally `client` and `split`; other arrays in it are ignored.
 
@@ -148,7 +148,9 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 # -- PFLlib ------------------------------------------------------------------------------------------------------------
 
 
-def pfllib(path: str | Path, *, skip: bool = False, shape: str | None = None) -> Source:
+def pfllib(
+    path: str | Path, *, skip: bool = False, shape: str | None = None, regression: bool | None = None
+) -> Source:
     """The folder that PFLlib writes, `train/0.npz`, `test/0.npz`, ..., `config.json`; or one of its files.
 
     Each file holds a pickled dictionary of x and y, which is read without running any code. A client is named by its
@@ -177,7 +179,7 @@ def pfllib(path: str | Path, *, skip: bool = False, shape: str | None = None) ->
                 yield Piece(x[rows], y[rows], where, client, split)
 
     expected = sorted({client for _, client, _ in files} | _configured(path), key=lambda c: (len(c), c))
-    return collect(pieces(), path.name, problems, skip=skip, clients=expected, shape=shape)
+    return collect(pieces(), path.name, problems, skip=skip, clients=expected, shape=shape, regression=regression)
 
 
 def is_pfllib(path: Path) -> bool:

@@ -14,7 +14,7 @@ from coterie.data.readers.pieces import Source, names
 from coterie.data.readers.refusals import Problems
 from coterie.data.readers.tables.columns import Roles
 from coterie.data.readers.tables.encoding import encode
-from coterie.data.readers.tables.rows import CLIENT, CSV, PARQUET, Rows, csv_rows, parquet_rows
+from coterie.data.readers.tables.rows import CLIENT, CSV, PARQUET, Kinds, Rows, csv_rows, parquet_rows
 from coterie.data.readers.tables.schema import Encoding
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
 from coterie.errors import CoterieError
@@ -24,7 +24,7 @@ def table(
     path: str | Path, *, label: str | None = None, client: str | None = None, split: str | None = None,
     text: str | None = None, x: str | None = None, ignore: str | None = None, scale: bool = False,
     fill: str | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS, length: int = LENGTH,
-    classes: str | None = None, regression: bool = False, schema: str | Encoding | None = None,
+    classes: str | None = None, regression: bool | None = None, schema: str | Encoding | None = None,
     shape: str | None = None, skip: bool = False,
 ) -> Source:
     """A csv or parquet file, or a folder of them with one file a client.
@@ -43,12 +43,12 @@ def table(
     problems = Problems()
     problems.totals["files"] = len(files)
 
-    texts: dict[Path, set[str]] = {}
+    known: dict[Path, Kinds] = {}
 
     def rows(told: Problems | None) -> Iterator[Rows]:
         for file in files:
             try:
-                for block in csv_rows(file, texts) if file.suffix in CSV else parquet_rows(file):
+                for block in csv_rows(file, known) if file.suffix in CSV else parquet_rows(file):
                     if path.is_dir() and client is None:
                         block.columns[CLIENT] = names([file.stem] * len(block))
                     yield block

@@ -12,7 +12,9 @@ from coterie.files import read_json, write_json
 
 Encoding = dict[str, Any]
 """`columns` {name: its categories, or null for numbers}, `label` and `client` (columns, the second perhaps null),
-`classes` (names, or null); where asked for, `scale` {name: [mean, deviation]} and `fill` {name: number}."""
+`classes` (names, or null), `regression` (whether the label is a number to predict; older ones do not say); where asked
+for, `scale` {name: [mean, deviation]}, with that of the label where it is a number to predict, and `fill` {name:
+number}."""
 
 
 def read_schema(path: str | None) -> Encoding | None:
@@ -27,6 +29,8 @@ def read_schema(path: str | None) -> Encoding | None:
         for words in (held["classes"], *held["columns"].values()):
             if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
                 raise ValueError("categories are lists of texts")
+        if not isinstance(held.get("regression"), bool | None):
+            raise ValueError("regression is true or false")
         if not all(isinstance(held.get(name), dict | None) for name in ("scale", "fill")):
             raise ValueError("scale and fill name columns")
         for column, pair in (held.get("scale") or {}).items():
