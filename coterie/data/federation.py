@@ -23,7 +23,7 @@ from coterie.data.checks import client_names, require_finite, require_labels, re
 from coterie.data.labels import doubts, labels_of
 from coterie.data.partition import Ints, generator
 from coterie.data.splits import SPLITS, client_order, deal
-from coterie.data.summary import described, listed
+from coterie.data.summary import described, listed, task_in_words
 from coterie.errors import CoterieError, counted, unknown
 
 
@@ -305,9 +305,14 @@ class Federation:
 
     # --- for people ---------------------------------------------------------------------------------------------------
 
+    @property
+    def task(self) -> str:
+        """What is predicted, in words: the classes with their names, or the numbers and their unit."""
+        return task_in_words(self.classes, self.outputs, self.unit, self.recipe)
+
     def summary(self) -> str:
         """A description that fits one terminal screen (80 columns) however many clients there are."""
-        return described(self.x, self.y, self.bounds, self._counts(), self.trained, self.names, self.recipe)
+        return described(self.x, self.y, self.bounds, self._counts(), self.trained, self.names, self.task, self.recipe)
 
     def listing(self) -> str:
         """Who holds how much of what: a line for each client, with the samples of each class if these are few."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coterie.errors import CoterieError, counted
 
-FEWEST = 10
+FEWEST = 15
 """Classes below which nobody wonders how few samples each has."""
 EACH = 5
 """Samples a class on average, below which labels look like a number or an id: few-shot collections have 20."""
@@ -67,7 +67,7 @@ def labels_of(x: Tensor, y: Tensor, classes: int | None, exact: bool = False) ->
 
 
 def placed(y: Tensor, own: Sequence[str] | None, classes: int, names: Sequence[str], who: str) -> Tensor:
-    """Labels of somebody's own data, as those who agreed on `classes` (perhaps with `names`) number them: `[N] -> [N]`.
+    """Labels of somebody's own data as a run with so many `classes`, perhaps with `names`, numbers them: `[N] -> [N]`.
 
     `own` are the names of the classes in these data, None where labels are whole numbers. Numbers and names are
     looked up in `names`; without those, a whole number is its own place.
@@ -76,7 +76,7 @@ def placed(y: Tensor, own: Sequence[str] | None, classes: int, names: Sequence[s
         return y
     if y.is_floating_point():
         if y.ndim != 1 or not bool((y == y.floor()).all()):
-            raise CoterieError(f"{who} holds numbers to predict, such as {float(y.flatten()[0]):g}, and the others have "
+            raise CoterieError(f"{who} holds numbers to predict, such as {float(y.flatten()[0]):g}, and the run has "
                                f"{counted(classes, 'class', 'classes')}.")
         y = y.to(torch.int64)
     there = [str(v) for v in torch.unique(y).tolist()] if own is None else list(own)
@@ -86,14 +86,14 @@ def placed(y: Tensor, own: Sequence[str] | None, classes: int, names: Sequence[s
     if not names and not all(name.isdecimal() for name in there):
         if len(there) != classes:
             raise CoterieError(
-                f"{who} names {counted(len(there), 'class', 'classes')} and there are {classes}; name all of them in "
-                "the order of the others, with the option classes=NAME,NAME,..."
+                f"{who} names {counted(len(there), 'class', 'classes')} and the run has {classes}; name all of them in "
+                "the run's order, with the option classes=NAME,NAME,..."
             )
         return y
     place = {name: k for k, name in enumerate(known)}
     strange = [name for name in there if name not in place]
     if strange:
-        raise CoterieError(f"{who} has the label {strange[0]}, which is none of the {len(known)} classes: "
+        raise CoterieError(f"{who} has the label {strange[0]}, which is none of the run's {len(known)} classes: "
                            f"{_some(known)}.")
     if own is None:
         found, inverse = torch.unique(y, return_inverse=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.contract.frozen import duplicate
+from coterie.contract.units import answering
 from coterie.errors import CoterieError, counted, unknown
 from coterie.running import checkpoint
 from coterie.serving.portable import Portable, write_model
@@ -107,7 +108,7 @@ def _safetensors(model: Portable, path: Path) -> Answer:
     tensors, _ = checkpoint.load(path)
     module = duplicate(model.module).to(model.row.dtype).eval()
     module.load_state_dict(tensors, strict=False)
-    return _quiet(_Plain(module))
+    return _quiet(answering(_Plain(module), model.unit))
 
 
 def _torchscript(model: Portable, path: Path) -> Answer:

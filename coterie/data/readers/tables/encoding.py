@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from coterie.contract.units import Unit
 from coterie.data.labels import are_targets, written
 from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
 from coterie.data.readers.refusals import Problems
 from coterie.data.readers.tables.columns import CATEGORIES, Column, Roles, clients_of, learn, role_of
 from coterie.data.readers.tables.rows import CLIENT, SPLIT, Reading, Rows, parsed
-from coterie.data.readers.tables.schema import Encoding, read_schema, write_schema
+from coterie.data.readers.tables.schema import Encoding, read_schema, unit_of, write_schema
 from coterie.data.readers.text import Tokenizer, tokenizer_of
 from coterie.errors import CoterieError, NoLabels, unknown
 
@@ -269,12 +268,6 @@ class _ColumnEncoder:
                     one[row, place[word]] = 1
             parts.append(one)
         return np.concatenate(parts, 1)
-
-
-def unit_of(encoding: Mapping[str, Any] | None) -> Unit | None:
-    """How the targets of a table are standardised; None where they are not, or where labels are classes."""
-    pair = ((encoding or {}).get("scale") or {}).get((encoding or {}).get("label"))
-    return None if pair is None else Unit(float(pair[0]), float(pair[1]))
 
 
 def _filled(values: Array, number: float) -> Array:

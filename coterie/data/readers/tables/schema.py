@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coterie.contract.units import Unit
 from coterie.data.readers.refusals import reading
 from coterie.errors import CoterieError
 from coterie.files import read_json, write_json
@@ -46,6 +48,12 @@ def write_schema(path: Path, encoding: Encoding) -> None:
         write_json(path, encoding, indent=1)
     except OSError as error:
         raise CoterieError(f"the schema {path} cannot be written: {error.strerror}.") from error
+
+
+def unit_of(encoding: Mapping[str, Any] | None) -> Unit | None:
+    """How the targets of a table are standardised; None where they are not, or where labels are classes."""
+    pair = ((encoding or {}).get("scale") or {}).get((encoding or {}).get("label"))
+    return None if pair is None else Unit(float(pair[0]), float(pair[1]))
 
 
 def _finite(value: Any) -> bool:
