@@ -294,8 +294,7 @@ def encode_labels(
     if several:
         raise CoterieError("labels that are names must be one a sample.")
     said = np.concatenate([_texts(piece) for piece in pieces])
-    told = [part.strip() for part in classes.split(",")] if isinstance(classes, str) else classes
-    given = tuple(told) if told else tuple(sorted(set(said)))
+    given = tuple(class_list(classes) or sorted(set(said)))
     if len(set(given)) != len(given):
         raise CoterieError(f"classes names one class twice: {', '.join(given)}.")
     if not classes and all(_is_whole(label) and int(label) <= LARGEST_LABEL for label in given):
@@ -307,6 +306,13 @@ def encode_labels(
     for row in np.flatnonzero(y < 0).tolist():
         problems.add("samples have a class that is not in classes", why=f"class {said[row]}", client=client(row))
     return np.maximum(y, 0), given, y >= 0
+
+
+def class_list(classes: str | Sequence[str] | None) -> list[str] | None:
+    """The names that the option `classes` gives; None without any."""
+    if not classes:
+        return None
+    return [part.strip() for part in classes.split(",")] if isinstance(classes, str) else list(classes)
 
 
 def cut(n: int, values: int) -> Iterator[slice]:

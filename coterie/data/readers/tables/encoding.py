@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from coterie.data.labels import are_targets, written
-from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
+from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, class_list, collect, names
 from coterie.data.readers.refusals import Problems
 from coterie.data.readers.tables.columns import CATEGORIES, Column, Roles, clients_of, learn, role_of
 from coterie.data.readers.tables.rows import CLIENT, SPLIT, Reading, Rows, parsed
@@ -39,6 +39,7 @@ def encode(
     followed = schema if isinstance(schema, dict) else read_schema(schema)
     encoder = _ColumnEncoder(name, found, roles, False if classes and not regression else regression, followed, scale,
                              fill)
+    encoder.classes = class_list(classes) or encoder.classes
     cutter = tokenizer_of(tokenizer, words, length)
     notes = [*notes, *encoder.report(problems, total)]
     if isinstance(schema, str) and not Path(schema).exists():
@@ -50,7 +51,7 @@ def encode(
             if piece is not None:
                 yield piece
 
-    source = collect(pieces(), name, problems, skip=skip, classes=classes or encoder.classes,
+    source = collect(pieces(), name, problems, skip=skip, classes=encoder.classes,
                      regression=encoder.regression, shape=shape, clients=clients, notes=notes)
     names = None if source.classes is None else list(source.classes)
     return replace(source, encoding={**encoder.encoding(), "classes": names})
