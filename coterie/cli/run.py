@@ -125,7 +125,8 @@ def go_on(
         logs.require_logger(kind)
     federation = check_clients(experiment.federation(recorded(folder) if resume else None), clients)
     say(federation.recipe.get("notes", ()))
-    console.print(f"task: {shorten(federation.task, 150, placeholder=' ...')}", markup=False, highlight=False, soft_wrap=True)
+    task = shorten(federation.task, 150, placeholder=" ...")
+    console.print(f"task: {task}", markup=False, highlight=False, soft_wrap=True)
     prepared = experiment.prepare(federation, folder, single, resume)
     say(prepared.notes)
     if not resume:

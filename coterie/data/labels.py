@@ -93,8 +93,9 @@ def placed(y: Tensor, own: Sequence[str] | None, classes: int, names: Sequence[s
     place = {name: k for k, name in enumerate(known)}
     strange = [name for name in there if name not in place]
     if strange:
+        way = "" if names else "; a server's plan may name others (class_names), and so may classes= of the data"
         raise CoterieError(f"{who} has the label {strange[0]}, which is none of the run's {len(known)} classes: "
-                           f"{_some(known)}.")
+                           f"{_some(known)}{way}.")
     if own is None:
         found, inverse = torch.unique(y, return_inverse=True)
         return torch.tensor([place[str(v)] for v in found.tolist()])[inverse]
@@ -110,11 +111,11 @@ def doubts(y: Tensor, names: Sequence[str] = ()) -> str:
     numbers = all(name.isdecimal() for name in names)
     how = f", {rare} of them with {RARE} or fewer" if rare else ""
     if numbers:
-        return (f"the labels are {len(counts)} different numbers for {len(y)} samples{how}, each taken as a class: this "
-                "looks like a number to predict (regression=true, in Python classes=0) or an id (label=COLUMN names "
-                "another column)")
-    return (f"the labels are {len(counts)} different names for {len(y)} samples{how}, each taken as a class: this looks "
-            "like an id or free text (label=COLUMN names another column)")
+        return (f"the labels are {len(counts)} different numbers for {len(y)} samples{how}, each taken as a class; "
+                "this looks like a number to predict (regression=true, in Python classes=0) or an id (label=COLUMN "
+                "names another column)")
+    return (f"the labels are {len(counts)} different names for {len(y)} samples{how}, each taken as a class; this "
+            "looks like an id or free text (label=COLUMN names another column)")
 
 
 def _some(names: Sequence[str], most: int = 12) -> str:

@@ -39,7 +39,7 @@ def load(data: Any, **options: Any) -> Source:
 
 
 def load_as(data: Any, classes: int, **options: Any) -> Source:
-    """`load`, with y read as what a run predicts, so many classes or (0) numbers, whatever they look like by themselves.
+    """`load`, with y read as what a run predicts: so many classes or (0) numbers, whatever they look like themselves.
 
     What the data's own spelling says goes first, and formats that do not ask keep to what they are.
     """

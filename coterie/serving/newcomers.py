@@ -19,7 +19,7 @@ from coterie.contract.cohort import Cohort
 from coterie.contract.frozen import duplicate
 from coterie.contract.records import Models
 from coterie.contract.units import Unit, answering
-from coterie.data import SPLITS, Federation
+from coterie.data import Federation
 from coterie.data.partition import generator
 from coterie.data.splits import deal
 from coterie.errors import CoterieError
@@ -235,7 +235,10 @@ def _explained(came: Arrival, cohort: Cohort, clients: int) -> tuple[dict[str, A
                    f"{clients} clients are.")
     sent = came.payload.rows if isinstance(came.payload, Models) else None
     if sent is not None and sent.shape[-1] == rows.shape[-1]:  # [1, K, D]
-        losses = {split: cohort.score(sent, split, ())["loss"][0].tolist() for split in SPLITS[:2]}
+        losses = {
+            "train": cohort.score(sent, "train", ())["loss"][0].tolist(),
+            "val": cohort.score(sent, "val", ())["loss"][0].tolist(),
+        }
         same = [k for k, one in enumerate(sent[0]) if torch.equal(one, rows[0])]
         facts["models"] = {"chosen": same[0] if same else None, "loss": losses}
         seen = {split: ", ".join(f"{loss:.3g}" for loss in values[:10]) for split, values in losses.items()}

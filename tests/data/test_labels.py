@@ -194,7 +194,7 @@ def test_most_classes_rare_is_pointed_out_beside_a_few_large_ones():
     assert len(made.recipe["notes"]) == 1
 
 
-@pytest.mark.parametrize("classes,each", [(1623, 20), (100, 5), (10, 3), (2, 1)])
+@pytest.mark.parametrize(("classes", "each"), [(1623, 20), (100, 5), (10, 3), (2, 1)])
 def test_many_classes_with_their_samples_are_not(classes, each, recwarn):
     """1623 classes of 20 are Omniglot; a few classes are a few classes, however small the data."""
     made = Federation.from_clients([(torch.zeros(classes * each, 1), np.repeat(np.arange(classes), each))])

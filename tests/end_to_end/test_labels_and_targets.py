@@ -44,8 +44,8 @@ def run(place):
     """A run that learned: its last round is the one it reports, so that all models are of one round."""
     made = coterie.experiment({
         "data": houses(place), "methods": ["fedavg"], "model": "linear",
-        "training": {"rounds": 8, "lr": 0.02, "metric": "mae", "watch": "mse,r2", "device": "cpu", "precision": "float64",
-                     "evaluate_every": 1},
+        "training": {"rounds": 8, "lr": 0.02, "metric": "mae", "watch": "mse,r2", "device": "cpu",
+                     "precision": "float64", "evaluate_every": 1},
     })
     result = made.run(place / "run")[0]
     assert result.round_of("served") == 8

@@ -30,8 +30,8 @@ def table(path, labels, seed=0):
 
 
 def job(**values):
-    return Job(**{"experiment": fresh_id(), "method": "fedavg", "model": "linear", "shape": (2,), "classes": 3, "outputs": 3,
-                  "training": TRAINING, **values})
+    return Job(**{"experiment": fresh_id(), "method": "fedavg", "model": "linear", "shape": (2,), "classes": 3,
+                  "outputs": 3, "training": TRAINING, **values})
 
 
 def site(folder, name, data):
@@ -50,7 +50,8 @@ def test_a_site_with_some_of_the_classes_numbers_them_as_the_others_do(tmp_path)
 
 def test_without_names_a_label_is_its_own_number(tmp_path):
     """So sites agree without a word; a label that has no place is refused with the way out."""
-    assert site(tmp_path, "berlin", table(tmp_path / "b.csv", [0, 2] * 6)).federation(job()).y.unique().tolist() == [0, 2]
+    made = site(tmp_path, "berlin", table(tmp_path / "b.csv", [0, 2] * 6)).federation(job())
+    assert made.y.unique().tolist() == [0, 2]
     with pytest.raises(CoterieError, match="berlin has the label 3, which is none of the run's 3 classes: 0, 1, 2"):
         site(tmp_path, "berlin", table(tmp_path / "b.csv", [1, 3] * 6)).federation(job())
 

@@ -37,8 +37,8 @@ def hub(
     text: str | None = None, x: str | None = None, ignore: str | None = None, size: str | None = None,
     colour: Colour = "auto",
     scale: bool = False, fill: str | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS,
-    length: int = LENGTH, classes: str | None = None, regression: bool | None = None, schema: str | Encoding | None = None,
-    shape: str | None = None, skip: bool = False,
+    length: int = LENGTH, classes: str | None = None, regression: bool | None = None,
+    schema: str | Encoding | None = None, shape: str | None = None, skip: bool = False,
 ) -> Source:
     """A `Dataset`, a `DatasetDict`, a flwr-datasets partitioner, or a folder that `save_to_disk` wrote.
 

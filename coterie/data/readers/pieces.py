@@ -95,8 +95,9 @@ def _explained(y: Tensor) -> list[str]:
     found = torch.unique(y)
     if len(found) > MOST_WHOLE:
         return []
-    return [f"the labels are whole numbers kept as floats ({len(found)} different ones, from {written(float(found[0]))} "
-            f"to {written(float(found[-1]))}), so they are numbers to predict; regression=false makes them classes"]
+    first, last = written(float(found[0])), written(float(found[-1]))
+    return [f"the labels are whole numbers kept as floats ({len(found)} different ones, from {first} to {last}), so "
+            "they are numbers to predict; regression=false makes them classes"]
 
 
 class _Found:
@@ -218,7 +219,8 @@ class _Found:
             seen = np.unique(y[good & fine & (split == TRAIN)])
             strange = ~np.isin(y, seen) & good & fine
             for row in np.flatnonzero(strange).tolist():
-                self.problems.add("samples have a class that no training sample has", why=f"class {called[y[row]] if called else y[row]}",
+                name = called[y[row]] if called else y[row]
+                self.problems.add("samples have a class that no training sample has", why=f"class {name}",
                                   client=self._said(owner)(row))
             fine &= ~strange
         return fine
