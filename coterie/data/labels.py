@@ -6,9 +6,11 @@ These are the only places that decide it, for arrays in Python and for every for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.errors import CoterieError, counted
@@ -32,6 +34,15 @@ def are_targets(floating: bool, several: bool = False, regression: bool | None =
 def written(value: float) -> str:
     """A number as the name of a class: 3.0 is `3`."""
     return str(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(float(value))
+
+
+def measured(values: Sequence[Any]) -> NDArray[np.float64] | None:
+    """Plain numbers, floats among them, with NaN where one is missing; None where they are something else."""
+    if not all(value is None or type(value) in (int, float) for value in values):
+        return None
+    if not any(type(value) is float for value in values):
+        return None
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def labels_of(x: Tensor, y: Tensor, classes: int | None, exact: bool = False) -> tuple[Tensor, int, tuple[str, ...]]:

@@ -40,7 +40,7 @@ def _unit(model: Portable, form: str) -> str:
     if form != "safetensors":
         return "; it answers in the unit of the target"
     mean, deviation = model.unit.mean, model.unit.deviation
-    return f"; its tensors are the module's own: an answer is {mean:.6g} + {deviation:.6g} * output (target in the json)"
+    return f"; its tensors are the module's own: an answer is {mean:.6g} + {deviation:.6g} * output (json: target)"
 
 
 def format_of(path: Path, wanted: str | None) -> str:

@@ -131,6 +131,12 @@ def test_an_index_of_images_keeps_to_the_same_rule(tmp_path):
     assert load(tmp_path / "ages.csv", classes="31.0,42.0").y.tolist() == [0, 1]
 
 
+def test_a_number_that_is_missing_leaves_the_others_numbers(tmp_path):
+    source = load(leaf_of(tmp_path, [1.0, None, 3.0, 1.0, 2.0, 3.0, 1.0, 3.0]), skip=True)
+    assert source.y.tolist() == [1, 3, 1, 2, 3, 1, 3]
+    assert source.y.is_floating_point()
+
+
 @pytest.mark.parametrize("y", [torch.tensor([1.0, 2.0, 3.0, 1.0]), np.array([1.0, 2.0, 3.0, 1.0])])
 def test_arrays_in_python_keep_to_the_same_rule(y):
     x = torch.randn(4, 2)

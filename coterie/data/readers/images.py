@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coterie.data.labels import are_targets
+from coterie.data.labels import are_targets, measured
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
 from coterie.data.readers.refusals import Problems, reading, reason
@@ -201,7 +201,9 @@ def decoded(
 def _piece(held: list[tuple[Picture, Array]]) -> Piece:
     pictures = [picture for picture, _ in held]
     labels = [picture.label for picture in pictures]
-    y = np.array(labels) if all(type(v) in (int, float) for v in labels) else names(labels)
+    y = measured(labels)
+    if y is None:
+        y = np.array(labels) if all(type(v) is int for v in labels) else names(labels)
     client = None if pictures[0].client is None else names([str(p.client) for p in pictures])
     split = None if pictures[0].split is None else np.array([p.split for p in pictures], dtype=np.int8)
     return Piece(np.stack([pixels for _, pixels in held]), y, pictures[0].where, client, split)

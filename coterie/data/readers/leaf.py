@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from coterie.data.labels import measured
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import TEST, TRAIN, VAL, Array, Piece, Source, collect, cut, names
 from coterie.data.readers.refusals import Problems, reason
@@ -111,6 +112,9 @@ def _features(rows: list[Any], cutter: Tokenizer, field: int | None, tokens: boo
 
 
 def _labels(values: list[Any]) -> Array:
+    numbers = measured(values)
+    if numbers is not None:
+        return numbers
     y = np.array(values) if all(isinstance(v, (int, float)) for v in values) else names([_said(v) for v in values])
     return y.astype(np.int64) if y.dtype.kind == "b" else y
 
