@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated
 
 import typer
@@ -41,7 +42,7 @@ from coterie.errors import CoterieError
 from coterie.report import logs
 from coterie.report.progress import Live
 from coterie.report.table import to_csv
-from coterie.running.experiment import DEFAULT_METHODS, Experiment, check_clients
+from coterie.running.experiment import DEFAULT_METHODS, Experiment, check_clients, recorded
 from coterie.running.folder import fresh
 from coterie.running.training import Training
 
@@ -122,8 +123,10 @@ def go_on(
     """Run what is left of the experiment, print and draw."""
     for kind in log:
         logs.require_logger(kind)
-    federation = check_clients(experiment.federation(), clients)
+    federation = check_clients(experiment.federation(recorded(folder) if resume else None), clients)
     say(federation.recipe.get("notes", ()))
+    task = shorten(federation.task, 150, placeholder=" ...")
+    console.print(f"task: {task}", markup=False, highlight=False, soft_wrap=True)
     prepared = experiment.prepare(federation, folder, single, resume)
     say(prepared.notes)
     if not resume:

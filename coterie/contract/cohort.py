@@ -19,6 +19,7 @@ from coterie.contract.metric import Metric, Scored, Tally, sums_of, tallied
 from coterie.contract.net import Batch, Given, Net, Objective
 from coterie.contract.optimizer import Optimizer
 from coterie.contract.records import Record
+from coterie.contract.units import Cost, InUnit
 from coterie.errors import CoterieError
 
 ALWAYS = ("loss", "accuracy")
@@ -308,9 +309,12 @@ class Cohort:
     ) -> dict[str, Tensor]:
         """Loss, accuracy and these metrics on a split, by their labels, `[C, (K)]` (or `[C, (K,) classes]`).
 
-        Of a binned metric also its bound, `label_bound`, and of tallies to be `kept` the sums.
+        Of a binned metric also its bound, `label_bound`, and of tallies to be `kept` the sums. All of it is in the
+        user's unit, also where models train on standardised targets.
         """
-        tallies = [*metrics, *kept]
+        tallies: list[Tally] = [*metrics, *kept]
+        if (unit := self.engine.net.task.unit) is not None:
+            tallies = [InUnit(tally, unit) for tally in (*tallies, Cost(self.engine.net.task.scored))]
         room = MOST_SUMS // max(1, self._cells(tallies) * rows[0].numel() // self.layout.size)
         blocks = np.array_split(np.arange(self.size), -(-self.size // max(room, 1)) if tallies else 1)
         found = [self._valued(rows, split, metrics, tallies, kept, block) for block in blocks]
@@ -325,6 +329,9 @@ class Cohort:
         part = Cohort(self.engine, self.members.only(np.isin(np.arange(self.size), block))) if some else self
         sums = part.measure(rows[block[0] : block[-1] + 1] if some else rows, split, tallies)
         found = {name: value for name, value in sums.items() if name in ALWAYS}
+        if self.engine.net.task.unit is not None:
+            cost = sums_of(Cost(self.engine.net.task.scored), sums)
+            found["loss"] = cost["cost"] / cost["samples"]
         for metric in metrics:
             mine = sums_of(metric, sums)
             found[metric.label] = metric.value(mine)

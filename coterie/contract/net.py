@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from coterie import streams
 from coterie.contract.frozen import duplicate, frozen_layers, frozen_tensors, same_values
 from coterie.contract.layout import Entry, Layout
+from coterie.contract.units import Unit
 from coterie.errors import CoterieError
 
 Row = Tensor | Mapping[str, Tensor]
@@ -87,7 +88,8 @@ class Task:
     """What is predicted: `classes` scores (0 for regression), and the losses of each sample.
 
     `loss` is trained, `scored` is what evaluations and methods that compare models look at; they differ where labels
-    are smoothed. `name` is what people call the latter.
+    are smoothed. `name` is what people call the latter. Where targets are standardised, `unit` is the user's: losses
+    are of what models train on, and evaluations take them in that unit.
     """
 
     classes: int
@@ -95,12 +97,21 @@ class Task:
     scored: PerSample
     name: str
     smoothing: float = 0.0
+    unit: Unit | None = None
 
     @classmethod
-    def of(cls, classes: int, loss: PerSample | None = None, smoothing: float = 0.0) -> Task:
+    def of(
+        cls, classes: int, loss: PerSample | None = None, smoothing: float = 0.0, unit: Unit | None = None
+    ) -> Task:
         """The task of so many classes with its usual loss, or a user's own; `smoothing` is for the cross entropy."""
         scored = loss or (cross_entropy if classes else squared_error)
-        return cls(classes, Smoothed(smoothing) if smoothing else scored, scored, loss_name(scored), smoothing)
+        return cls(classes, Smoothed(smoothing) if smoothing else scored, scored, loss_name(scored), smoothing, unit)
+
+    def told(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample as people read it: in the user's unit, from outputs and targets of training."""
+        if self.unit is None:
+            return self.scored(outputs, y)
+        return self.scored(self.unit.back(outputs.double()), self.unit.back(y.double()))
 
 
 NAMELESS = "own loss"

@@ -12,7 +12,7 @@ from coterie.data.partition import (
     permuted_groups,
     rotated_groups,
 )
-from coterie.data.sources import READERS, SOURCES, Source, digits, load, npz, spelled, textbook_clients
+from coterie.data.sources import READERS, SOURCES, Source, digits, load, load_as, npz, spelled, textbook_clients
 from coterie.data.splits import SPLITS
 from coterie.data.summary import label_distance
 
@@ -29,6 +29,7 @@ __all__ = [
     "iid",
     "label_distance",
     "load",
+    "load_as",
     "natural",
     "npz",
     "partition",

@@ -82,21 +82,3 @@ def _require_alike(data: Tensor, first: Tensor, what: str, name: str) -> None:
         raise CoterieError(
             f"client {name} has {what} of shape {list(data.shape[1:])} but earlier ones have {list(first.shape[1:])}"
         )
-
-
-def targets(x: Tensor, y: Tensor, classes: int | None) -> tuple[Tensor, int]:
-    """The targets in their final type and the number of classes, 0 for regression."""
-    if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int)):
-        raise CoterieError(f"classes is how many there are, a whole number, not {classes!r}")
-    if y.is_floating_point() and classes:
-        raise CoterieError(f"{classes} classes were given but y holds {y.dtype}; labels must be whole numbers")
-    if y.is_floating_point() or classes == 0:
-        # Targets take the features' precision: a loss over two precisions has no backward pass.
-        return y.to(x.dtype if x.is_floating_point() else torch.float32), 0
-    if y.ndim != 1:
-        raise CoterieError(f"labels must be one number per sample, got y of shape {list(y.shape)}")
-    if classes is None:
-        return y, max(int(y.max()) + 1, 1)
-    if classes < 0:
-        raise CoterieError(f"classes must be positive, or 0 for regression, got {classes}")
-    return y, classes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,12 +17,14 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from coterie import memory
+from coterie.contract.units import Unit
 from coterie.data import groups
-from coterie.data.arrays import Data, Pair, stacked, targets, tensor
+from coterie.data.arrays import Data, Pair, stacked, tensor
 from coterie.data.checks import client_names, require_finite, require_labels, require_rows, require_share
+from coterie.data.labels import doubts, labels_of
 from coterie.data.partition import Ints, generator
 from coterie.data.splits import SPLITS, client_order, deal, held_out
-from coterie.data.summary import described, listed
+from coterie.data.summary import described, listed, task_in_words
 from coterie.errors import CoterieError, counted, unknown
 
 
@@ -41,6 +44,7 @@ class Federation:
     recipe: dict[str, Any]
     schedule: Ints | None = None  # [trained, 2]: rounds of arrival, rising, and of leaving; None: all are always there
     group: Ints | None = None  # [N] the group of each sample, where some belong together; None: each is on its own
+    unit: Unit | None = None  # of float targets that models train on standardised; y itself is in the user's unit
 
     def __post_init__(self) -> None:
         """Refuse an inconsistent federation, however it was built."""
@@ -88,10 +92,12 @@ class Federation:
     ) -> Federation:
         """From one (x, y) per client, numpy or torch: a list, with `names` if they have any, or {name: (x, y)}.
 
-        Whole-number y are labels, float y regression targets; `classes=0` reads whole numbers as targets too. `test` is
-        the share of a client's samples, `val` the share of what remains. `unseen` clients are drawn at random and
-        moved behind the others; names keep the original order's numbers. `group` has one array of ids per client:
-        samples of one id stay on one side of the split.
+        Whole-number y are labels, float y regression targets, whatever their values; `classes=0` reads whole numbers
+        as targets too, `classes=3` says that labels are 0, 1 and 2. Without it the labels that are there are the
+        classes, in rising order, and `recipe["classes"]` names them where they are not 0, 1, 2, ... `test` is the share
+        of a client's samples, `val` the share of what remains. `unseen` clients are drawn at random and moved behind
+        the others; names keep the original order's numbers. `group` has one array of ids per client: samples of one id
+        stay on one side of the split.
         """
         if isinstance(clients, Mapping):
             if isinstance(group, Mapping):
@@ -129,6 +135,7 @@ class Federation:
         recipe: dict[str, Any] | None = None,
         given: NDArray[np.integer[Any]] | None = None,
         group: ArrayLike | None = None,
+        unit: Unit | None = None,
     ) -> Federation:
         """From one pool of samples and the sample indices of each client, as a partition returns them.
 
@@ -136,6 +143,7 @@ class Federation:
         drawn for testing, and `val` is drawn from the training samples of clients that have no validation samples.
         `group [N]` are ids (numbers or texts): samples of one id stay on one side of what is drawn, whose sizes are as
         near to the shares as that allows.
+        `unit` is how float targets are standardised for training; scores stay in their own unit.
         """
         names = client_names(names, len(assignment))
         require_share("val", val)
@@ -157,7 +165,7 @@ class Federation:
             said = groups.notes(whose, parts, names, given is not None, trained)
             recipe = {**(recipe or {}), "notes": [*(recipe or {}).get("notes", ()), *said]} if said else recipe
         arrays = tensor(x, "x"), tensor(y, "y")
-        return cls._arranged(*arrays, parts, names, unseen, seed, classes, recipe, split, whose)
+        return cls._arranged(*arrays, parts, names, unseen, seed, classes, recipe, split, whose, unit)
 
     @classmethod
     def from_splits(
@@ -171,6 +179,7 @@ class Federation:
         classes: int | None = None,
         names: Sequence[str] | None = None,
         recipe: dict[str, Any] | None = None,
+        unit: Unit | None = None,
     ) -> Federation:
         """From data that are split already: one (x, y) per client in each list, order kept, nothing shuffled."""
         names = client_names(names, len(train))
@@ -182,7 +191,7 @@ class Federation:
         pieces = [np.arange(start, stop) for start, stop in pairwise(cuts)]
         parts = [pieces[i : i + 3] for i in range(0, len(pieces), 3)]
         made = {"given": True, "unseen": unseen, "seed": seed}
-        return cls._arranged(x, y, parts, names, unseen, seed, classes, recipe, made)
+        return cls._arranged(x, y, parts, names, unseen, seed, classes, recipe, made, unit=unit)
 
     @classmethod
     def _arranged(
@@ -197,6 +206,7 @@ class Federation:
         recipe: dict[str, Any] | None,
         split: dict[str, Any],
         group: Ints | None = None,
+        unit: Unit | None = None,
     ) -> Federation:
         """Check the samples and bring them into client order; parts[i] = client i's (train, val, test) indices."""
         if len(x) != len(y):
@@ -215,12 +225,20 @@ class Federation:
         x, y = memory.taken(x, torch.from_numpy(rows)), y[torch.from_numpy(rows)]
         require_finite(x, "x", bounds, names)
         require_finite(y, "y", bounds, names)
-        y, classes = targets(x, y, classes)
+        declared = classes
+        y, classes, called = labels_of(x, y, declared, exact=unit is not None)
+        made = dict(recipe or {})
+        if called:
+            made["classes"] = list(called)
         if classes:
             require_labels(y, classes, bounds, names)
-        whole = {**(recipe or {}), "split": split}
+            if doubt := doubts(y, made.get("classes", ())):
+                made["notes"] = [*made.get("notes", ()), doubt]
+                if declared is None and "data" not in made:  # made in Python, where nobody prints the notes
+                    warnings.warn(doubt, stacklevel=3)
+        whole = {**made, "split": split}
         return cls(x, y, bounds, len(parts) - unseen, classes, names, whole,
-                   group=None if group is None else group[rows])
+                   group=None if group is None else group[rows], unit=None if classes else unit)
 
     # --- who and how much ---------------------------------------------------------------------------------------------
 
@@ -238,6 +256,11 @@ class Federation:
     def outputs(self) -> int:
         """Numbers a model gives for a sample: the classes, or the targets."""
         return self.classes or (1 if self.y.ndim == 1 else int(self.y.shape[1]))
+
+    @property
+    def trained_on(self) -> Tensor:
+        """What models learn to answer: y, standardised where the targets have a unit."""
+        return self.y if self.unit is None else self.unit.standardised(self.y)
 
     @property
     def seen(self) -> Ints:
@@ -295,6 +318,8 @@ class Federation:
         digest = sha256(repr((self.x.shape, self.x.dtype, self.y.shape, self.y.dtype, self.classes)).encode())
         digest.update(repr((self.trained, self.bounds.shape)).encode())
         digest.update(np.ascontiguousarray(self.bounds, dtype="<i8").data)
+        if self.unit is not None:
+            digest.update(repr((self.unit.mean, self.unit.deviation)).encode())
         if self.schedule is not None:
             digest.update(np.ascontiguousarray(self.schedule, dtype="<i8").data)
         for data in (self.x, self.y):
@@ -309,9 +334,15 @@ class Federation:
 
     # --- for people ---------------------------------------------------------------------------------------------------
 
+    @property
+    def task(self) -> str:
+        """What is predicted, in words: the classes with their names, or the numbers and their unit."""
+        return task_in_words(self.classes, self.outputs, self.unit, self.recipe)
+
     def summary(self) -> str:
         """A description that fits one terminal screen (80 columns) however many clients there are."""
-        return described(self.x, self.y, self.bounds, self._counts(), self.trained, self.names, self.recipe, self.group)
+        return described(self.x, self.y, self.bounds, self._counts(), self.trained, self.names, self.task, self.recipe,
+                         self.group)
 
     def listing(self) -> str:
         """Who holds how much of what: a line for each client, with the samples of each class if these are few."""

@@ -314,6 +314,10 @@ def mnist(folder: Path) -> Source:
     return replace(idx(folder), split=None)
 
 
+CHARACTERS = tuple(str(k) for k in range(62))
+"""FEMNIST's and EMNIST byclass's classes, whichever of them the writers that are kept have drawn."""
+
+
 def femnist(folder: Path, writers: int = 20) -> Source:
     """LEAF's FEMNIST by writers; the `writers` with most samples are kept, the first names among equals."""
     whole = leaf(folder, shape="1,28,28")
@@ -323,7 +327,8 @@ def femnist(folder: Path, writers: int = 20) -> Source:
     kept = names[np.argsort(-sizes, kind="stable")[:writers]]
     rows = np.concatenate([np.flatnonzero(whole.client == name) for name in kept])
     x = memory.taken(whole.x, torch.from_numpy(rows)).to(torch.float32)
-    return Source(x.sub_(0.5).div_(0.5), whole.y[torch.from_numpy(rows)], whole.client[rows], "femnist")
+    y = whole.y[torch.from_numpy(rows)]
+    return Source(x.sub_(0.5).div_(0.5), y, whole.client[rows], "femnist", classes=CHARACTERS)
 
 
 def femnist_by_class(folder: Path, writers: int = 20, per: int = 500, seed: int = 1) -> Source:
@@ -344,7 +349,7 @@ def femnist_by_class(folder: Path, writers: int = 20, per: int = 500, seed: int 
     kept = sorted(chunks, key=lambda chunk: -len(chunk[1]))[:writers]
     rows = torch.from_numpy(np.concatenate([some for _, some in kept]))
     client = np.concatenate([np.full(len(some), name) for name, some in kept])
-    return Source(x[rows], y[rows], client, "femnist-by-class")
+    return Source(x[rows], y[rows], client, "femnist-by-class", classes=CHARACTERS)
 
 
 _IDX = ("{}-images-idx3-ubyte", "{}-labels-idx1-ubyte")

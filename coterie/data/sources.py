@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.data.readers import READERS, Source, read, spelled
+from coterie.data.readers import READERS, Source, find, read, spelled, takes
 from coterie.data.readers.npz import npz
 from coterie.errors import CoterieError, unknown
 
 SOURCES = ("digits",)
 
-__all__ = ["READERS", "SOURCES", "Source", "digits", "load", "npz", "spelled", "textbook_clients"]
+__all__ = ["READERS", "SOURCES", "Source", "digits", "load", "load_as", "npz", "spelled", "textbook_clients"]
 
 
 def load(data: Any, **options: Any) -> Source:
@@ -36,6 +36,20 @@ def load(data: Any, **options: Any) -> Source:
             raise unknown("dataset", path, SOURCES)
         return read(Path(path), {**written, **options})
     return read(data, options)
+
+
+def load_as(data: Any, classes: int, **options: Any) -> Source:
+    """`load`, with y read as what a run predicts: so many classes or (0) numbers, whatever they look like themselves.
+
+    What the data's own spelling says goes first, and formats that do not ask keep to what they are.
+    """
+    if isinstance(data, (str, Path)):
+        path, written = spelled(str(data))
+        known = "" if path == "digits" or not Path(path).exists() else written.get("format") or find(path)
+        asked = {**written, **options}
+        if known in READERS and takes(known, "regression") and not {"regression", "classes"} & asked.keys():
+            options = {**options, "regression": not classes}
+    return load(data, **options)
 
 
 def digits() -> tuple[Tensor, Tensor]:

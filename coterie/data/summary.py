@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.contract.units import Unit
 from coterie.data import groups
 from coterie.data.partition import Ints
 from coterie.data.splits import SPLITS
@@ -21,10 +22,10 @@ MOST_CLASSES = 12
 
 
 def described(
-    x: Tensor, y: Tensor, bounds: Ints, counts: Ints, trained: int, names: Sequence[str], recipe: Mapping[str, Any],
-    group: Ints | None = None,
+    x: Tensor, y: Tensor, bounds: Ints, counts: Ints, trained: int, names: Sequence[str], task: str,
+    recipe: Mapping[str, Any], group: Ints | None = None,
 ) -> str:
-    """The fields of a federation and its samples of each class, `counts [clients, classes]`, in 80 columns.
+    """The fields of a federation, its task and its samples of each class, `counts [clients, classes]`, in 80 columns.
 
     It fits one terminal screen however many clients there are.
     """
@@ -42,7 +43,8 @@ def described(
         "training size": _spread(sizes[:, 0]),
         "smallest": f"client {names[small]}: "
         + ", ".join(f"{split} {n}" for split, n in zip(SPLITS, sizes[small], strict=True)),
-        **(_label_facts(counts, recipe.get("classes")) if counts.shape[1] else _target_facts(y, bounds)),
+        "task": task,
+        **(_label_facts(counts) if counts.shape[1] else _target_facts(y, bounds)),
         "recipe": ", ".join(f"{key}={value}" for key, value in _flatten(shown)) or "none",
     }
     lines = []
@@ -81,11 +83,22 @@ def label_distance(counts: Ints) -> NDArray[np.float64]:
     return distance
 
 
-def _label_facts(counts: Ints, classes: Sequence[object] | None) -> dict[str, str]:
+def task_in_words(classes: int, outputs: int, unit: Unit | None, recipe: Mapping[str, Any]) -> str:
+    """`classification, 3 classes: 1, 2, 3` or `regression on 'price', ...`."""
+    if classes:
+        called = recipe.get("classes")
+        return f"classification, {counted(classes, 'class', 'classes')}" + (f": {', '.join(called)}" if called else "")
+    column = (recipe.get("encoding") or {}).get("label")
+    said = f"regression, {counted(outputs, 'target')}" if column is None else f"regression on '{column}'"
+    if unit is None:
+        return said if column is None else f"{said}, not scaled"
+    return (f"{said}, trained as (value - {unit.mean:.4g}) / {unit.deviation:.4g}; scores and answers are in its own "
+            "unit")
+
+
+def _label_facts(counts: Ints) -> dict[str, str]:
     distance = label_distance(counts)
-    called = f": {', '.join(map(str, classes))}" if classes else ""
     return {
-        "task": f"classification, {counted(counts.shape[1], 'class', 'classes')}{called}",
         "classes held": f"{_spread((counts > 0).sum(axis=1))} per client",
         "class holders": f"{_spread((counts > 0).sum(axis=0))} per class",
         "heterogeneity": f"mean {distance.mean():.2f}, max {distance.max():.2f} - total-variation distance of a "
@@ -98,7 +111,6 @@ def _target_facts(targets: Tensor, bounds: Ints) -> dict[str, str]:
     means = torch.stack([targets[b0:b3].double().mean() for b0, _, _, b3 in bounds])
     between = float(means.std(correction=0))
     return {
-        "task": f"regression, {counted(targets[0].numel(), 'target')}",
         "targets": f"mean {float(y.mean()):.3g}, standard deviation {float(y.std(correction=0)):.3g}",
         "heterogeneity": f"{between:.3g} - standard deviation of the clients' mean targets",
     }

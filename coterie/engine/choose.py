@@ -125,7 +125,7 @@ def _first(
 ) -> tuple[Tensor, Tensor]:
     """The first samples of the data, at most `count`."""
     first = int(federation.bounds[0, 0])
-    x, y = (_ready(t[first : first + count], device, arithmetic) for t in (federation.x, federation.y))
+    x, y = (_ready(t[first : first + count], device, arithmetic) for t in (federation.x, federation.trained_on))
     return x, y
 
 

@@ -50,7 +50,7 @@ class Resident:
         floating = federation.x.is_floating_point()
         # Samples in a file stay there, in their precision; on a GPU all of them have to fit.
         self.x = _placed(federation.x, device, self.dtype if floating else federation.x.dtype)
-        self.y = federation.y.to(device, self.dtype if federation.y.is_floating_point() else None)
+        self.y = federation.trained_on.to(device, self.dtype if federation.y.is_floating_point() else None)
         self.bounds = federation.bounds
         fed = feeding or Feeding()
         self.worth = None if fed.worth is None else fed.worth.to(device, self.dtype)

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from coterie.data import load
+from coterie.data import load, load_as
+from coterie.data.labels import placed
 from coterie.errors import CoterieError, counted
 from coterie.files import read_json
 from coterie.flower.checks import KEPT, ask_to_lift
@@ -160,7 +161,7 @@ def predict(home: Path, data: str, out: Path | None, experiment: str | None = No
     job = Job.of(read_json(found[-1]).get("job", {}), str(found[-1]))
     model = read_model(folder / "model.safetensors")
     module = model.loaded()
-    source = load(data)
+    source = load_as(data, job.classes)
     if tuple(source.x.shape[1:]) != job.shape:
         raise CoterieError(f"the model takes samples of {list(job.shape)}; {data} has {list(source.x.shape[1:])}.")
     with torch.no_grad():
@@ -174,9 +175,11 @@ def predict(home: Path, data: str, out: Path | None, experiment: str | None = No
             writer.writerows([k, *row] for k, row in enumerate(scores.tolist()))
             return path, None
         chance, chosen = scores.softmax(1).max(1)
+        called = [job.class_names[k] if job.class_names else k for k in chosen.tolist()]
         writer.writerow(["sample", "class", "probability"])
-        writer.writerows(zip(range(len(x)), chosen.tolist(), np.round(chance.numpy(), 6).tolist(), strict=True))
-    return path, float((chosen == source.y).double().mean())
+        writer.writerows(zip(range(len(x)), called, np.round(chance.numpy(), 6).tolist(), strict=True))
+    y = placed(source.y, source.classes, job.classes, job.class_names, data)
+    return path, float((chosen == y).double().mean())
 
 
 # -- the live table ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from coterie.running.training import Training
 
 PLAN = "plan.json"
 """The plan in the server's folder."""
-JOB = ("method", "model", "shape", "classes", "outputs", "dtype", "head", "freeze", "train", "loss", "scores")
+JOB = ("method", "model", "shape", "classes", "class_names", "outputs", "dtype", "head", "freeze", "train", "loss",
+       "scores")
 TABLES = ("training", "policy", "limits")
 
 
@@ -86,6 +87,12 @@ class Plan:
             raise CoterieError(f"shape in {where} is that of one sample, e.g. [1, 28, 28], not {shape!r}.")
         if not isinstance(classes, int) or isinstance(classes, bool) or classes < 0:
             raise CoterieError(f"classes in {where} is a whole number, 0 for regression, not {classes!r}.")
+        named = given.pop("class_names", [])
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            raise CoterieError(f"class_names in {where} is a list of texts, e.g. [\"1\", \"2\"], not {named!r}.")
+        if named and (len(set(named)) != len(named) or len(named) != classes):
+            raise CoterieError(f"class_names in {where} names {len(set(named))} classes, and classes says {classes}.")
+        given |= {"class_names": tuple(named)} if named else {}
         given["method"] = spelling(method(str(given["method"])))
         job = Job(**{"experiment": experiment or fresh_id(), "model": "mlp", "outputs": classes or 1, **given,
                      "shape": tuple(shape)}, training=build(Training, tables["training"], "training"))

@@ -25,7 +25,9 @@ from torch import Tensor
 from coterie import registry
 from coterie.contract.cohort import Cohort
 from coterie.contract.records import Record
-from coterie.data import Federation, load
+from coterie.data import Federation, load_as
+from coterie.data.labels import placed
+from coterie.data.readers.tables.schema import unit_of
 from coterie.errors import CoterieError
 from coterie.files import read_json, write_json
 from coterie.flower import wire
@@ -53,15 +55,18 @@ def site_at(
 ) -> Site:
     """The site `name` with the samples of a file, which is spelled as for --data.
 
-    A share of them is held back for validation and for testing; a split that the data bring is kept.
+    A share of them is held back for validation and for testing; a split that the data bring is kept. Labels are found
+    among the job's classes by their names or numbers: a site may hold some of them only.
     """
     checked_name("a site", name)
 
     def read(job: Job) -> Federation:
-        source = load(data)
+        source = load_as(data, job.classes)
+        y = placed(source.y, source.classes, job.classes, job.class_names, name)
         return Federation.from_assignment(
-            source.x, source.y, [np.arange(len(source.x))], val=val, test=test, seed=seed, classes=job.classes,
+            source.x, y, [np.arange(len(source.x))], val=val, test=test, seed=seed, classes=job.classes,
             names=[name], recipe={"data": str(data)}, given=source.split, group=source.group,
+            unit=unit_of(source.encoding),
         )
 
     return Site(name, read, Path(home), device)
@@ -111,6 +116,10 @@ class Site:
                                f"{self.name} has {list(data.x.shape[1:])}.")
         if data.classes != job.classes:
             raise CoterieError(f"the experiment has {job.classes} classes; {self.name}'s data have {data.classes}.")
+        called, agreed = tuple(data.recipe.get("classes", ())), job.class_names or tuple(map(str, range(job.classes)))
+        if called and called != agreed and (job.class_names or all(name.isdecimal() for name in called)):
+            raise CoterieError(f"the experiment's classes are {', '.join(agreed)}; those of {self.name} are "
+                               f"{', '.join(called)}.")
         return replace(data, names=(self.name,))
 
 
@@ -305,8 +314,10 @@ class _Enrolment:
     # -- the model that is used ------------------------------------------------------------------------------------
 
     def _write_model(self, row: Tensor, scores: Mapping[str, Any], t: int, newcomer: bool) -> None:
+        unit = self.clients.federation.unit
         facts = {
             "method": self.job.method, "model": self.job.model, "experiment": self.job.experiment,
-            "site": self.site.name, "round": t, "newcomer": newcomer, "scores": scores, "job": self.job.values(),
+            "site": self.site.name, "round": t, "newcomer": newcomer, "scores": scores,
+            "job": replace(self.job, unit=None if unit is None else unit.facts()).values(),
         }
         write_model(self.folder / "model.safetensors", self.clients.layout, row, facts)

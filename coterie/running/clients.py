@@ -64,7 +64,7 @@ class Clients:
             self.choices, self.engine = dict(twin.choices), twin.engine
         else:
             self.engine, self.choices = choose.build(
-                self.init, Task.of(federation.classes, loss, training.label_smoothing), self.federation, self.device,
+                self.init, self._task(loss), self.federation, self.device,
                 engine=training.engine, precision=training.precision, kernels=training.kernels,
                 capture=training.capture, batch=training.batch, prefix=training.prefix, several=self.population > 1,
                 earlier=choices, feeding=self._feeding(),
@@ -76,6 +76,10 @@ class Clients:
         self.scored = Scored(self.measures.further)
         self._names = streams.integers("client", self.federation.names)
         self._histogram = self.federation.histogram("train")  # [clients, classes]
+
+    def _task(self, loss: PerSample | None) -> Task:
+        federation = self.federation
+        return Task.of(federation.classes, loss, self.training.label_smoothing, federation.unit)
 
     def _feeding(self) -> Feeding:
         """What the run's training does with samples beyond reading them."""

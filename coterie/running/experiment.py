@@ -18,11 +18,13 @@ from torch import nn
 
 from coterie import files, registry
 from coterie.contract.method import Method
-from coterie.data import Federation, Source, churn, groups, load, natural, partition, published, spelled
+from coterie.contract.units import Unit
+from coterie.data import Federation, Source, churn, groups, load, load_as, natural, partition, published, spelled
 from coterie.data.partition import require_options
+from coterie.data.readers.tables.schema import unit_of
 from coterie.errors import CoterieError, counted, unknown
 from coterie.options import added, build, options, parse_options, pieces
-from coterie.running.folder import environment
+from coterie.running.folder import Folder, environment
 from coterie.running.result import Result
 from coterie.running.runs import Prepared, Watch, prepare_comparison, prepare_run, with_baselines
 from coterie.running.spec import RunSpec
@@ -151,20 +153,28 @@ class Experiment:
             "model": files.resolved(self.model), "loss": files.resolved(self.loss),
         }
 
-    def federation(self) -> Federation:
-        """Load, deal and split the data; with churn, say who is there when."""
-        return self.dealt(self.source())
+    def federation(self, run: RunSpec | None = None) -> Federation:
+        """Load, deal and split the data; with churn, say who is there when.
 
-    def dealt(self, source: Source) -> Federation:
+        With a `run` of this experiment, y is what it was for that run: earlier versions took whole numbers kept as
+        floats for classes, counted classes from 0, and left targets as they are.
+        """
+        return self.dealt(self.source(run), run)
+
+    def dealt(self, source: Source, run: RunSpec | None = None) -> Federation:
         """The federation that these samples make."""
-        made = self._dealt(source)
+        made = self._dealt(source, run)
         return churn.scheduled(made, self.churn) if self.churn else made
 
-    def _dealt(self, source: Source) -> Federation:
+    def _dealt(self, source: Source, run: RunSpec | None) -> Federation:
         known = {"notes": list(source.notes), "classes": list(source.classes or ()), "encoding": source.encoding}
         recipe: dict[str, Any] = {"data": self.data, **{name: value for name, value in known.items() if value}}
         shares: dict[str, Any] = {"val": self.val, "test": self.test, "unseen": self.unseen, "seed": self.data_seed}
         shares["classes"] = None if source.classes is None else len(source.classes)
+        shares["unit"] = unit_of(source.encoding)
+        if run is not None:
+            shares["classes"] = shares["classes"] if run.class_names else run.classes
+            shares["unit"] = Unit.of(run.unit)
         name, given = parse_options(self.partition or ("natural" if source.client is not None else DEFAULT_PARTITION))
         if source.encoding is not None and source.client is None and not self.partition:
             recipe.setdefault("notes", []).append(
@@ -189,10 +199,10 @@ class Experiment:
             assignment = groups.dealt_whole(name, source.y.numpy(), whose, total, seed=self.data_seed, **given)
         return Federation.from_assignment(source.x, source.y, assignment, recipe=recipe, **shares)
 
-    def source(self) -> Source:
-        """The samples, before they are dealt to clients."""
+    def source(self, run: RunSpec | None = None) -> Source:
+        """The samples, before they are dealt to clients; with a `run`, as they were for it."""
         if self.data.partition(":")[0] not in published.SETS:
-            return load(self.data)
+            return load(self.data) if run is None else load_as(self.data, run.classes)
         name, given = parse_options(self.data)
         return published.load(name, self.data_dir, **given)
 
@@ -201,7 +211,7 @@ class Experiment:
         return RunSpec.for_data(
             federation, method=method, model=self.model, training=self.training, head=self.head,
             freeze=self.freeze, train=self.train, loss=self.loss,
-            class_names=tuple(federation.recipe.get("classes", ())), encoding=federation.recipe.get("encoding"),
+            encoding=federation.recipe.get("encoding"),
         )
 
     def factory(self, federation: Federation) -> Callable[[], nn.Module]:
@@ -250,7 +260,7 @@ class Experiment:
         begun = resume and place is not None and (place / EXPERIMENT).exists()
         if begun and place is not None and asked_for(place)[:2] != (Experiment.of(whole.record()), single):
             raise CoterieError(f"{place} holds a run of another experiment; choose another folder.")
-        prepared = whole.prepare(whole.federation(), place, single, begun)
+        prepared = whole.prepare(whole.federation(recorded(place) if begun else None), place, single, begun)
         if place is not None and not begun:
             whole.keep(place, single)
         return prepared.go(watch)
@@ -309,6 +319,15 @@ def experiment(source: str | Path | Mapping[str, Any]) -> Experiment:
 
 
 # -- experiment.json: what a folder's runs were asked for --------------------------------------------------------------
+
+
+def recorded(folder: Path | None) -> RunSpec | None:
+    """What a folder's runs wrote down of their samples; None before the first of them began."""
+    for path in [] if folder is None else [folder, *sorted(path.parent for path in folder.glob("*/config.json"))]:
+        config = Folder(path).config() if (path / "config.json").is_file() else {}
+        if config.get("samples"):
+            return RunSpec.of_config(config)
+    return None
 
 
 def read_experiment(folder: Path) -> tuple[Experiment, bool, str]:

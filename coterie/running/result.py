@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from coterie.contract.cohort import Init
 from coterie.contract.frozen import duplicate
 from coterie.contract.layout import Layout
+from coterie.contract.units import answering
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
 from coterie.evaluation.score import Evaluation, Scores
@@ -95,7 +96,8 @@ class Result:
     def model_for(self, client: int | str, adapted: bool = False) -> nn.Module:
         """The model a client deploys after the last round (`adapted`: after local training), ready for inference.
 
-        The models of a run share the memory of frozen parameters; `copy.deepcopy` gives one that may be changed.
+        Where targets were scaled it ends with the map back, so that it answers in their own unit. The models
+        of a run share the memory of frozen parameters; `copy.deepcopy` gives one that may be changed.
         """
         if self.simulation is None:
             raise CoterieError("this result was read from files without its data; resume the run to get its models.")
@@ -105,4 +107,4 @@ class Result:
             raise unknown("client", str(client), names)
         row = self.simulation.row(number, adapted).cpu()
         module = duplicate(self.simulation.init.module).to(row.dtype)
-        return self.simulation.layout.load(module, row).eval()
+        return answering(self.simulation.layout.load(module, row).eval(), self.simulation.federation.unit)

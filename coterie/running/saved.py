@@ -111,7 +111,7 @@ class Saved:
         """The run's own data, read again."""
         if self.experiment is None:
             raise CoterieError(f"{self.folder.path} was made in Python and does not know where its data lie.")
-        return self.experiment.federation()
+        return self.experiment.federation(self.spec)
 
     def simulation(self) -> Simulation:
         """The whole run as its checkpoint left it, clients and data included."""

@@ -29,7 +29,7 @@ LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 """Layers that take tokens."""
 DTYPES = ("float32", "float64", "int64")
 """Types of the samples' numbers that a federation holds."""
-OPTIONAL = ("dtype", "class_names", "encoding", "loss", "freeze", "train")
+OPTIONAL = ("dtype", "class_names", "encoding", "loss", "freeze", "train", "unit")
 """Values that are left out where nothing is known: older versions did not write them, and do not read them."""
 
 
@@ -52,7 +52,7 @@ class RunSpec:
     dtype: str = ""
     """Type of the samples' numbers, e.g. float32, or int64 for tokens; empty where an older version wrote it down."""
     class_names: tuple[str, ...] = ()
-    """Where labels were names."""
+    """Where labels were names, or numbers other than 0, 1, 2, ..."""
     encoding: Mapping[str, Any] | None = None
     """How a table became numbers."""
     loss: str = ""
@@ -61,6 +61,8 @@ class RunSpec:
     """Parts of the model that are frozen, e.g. base or layer1*+layer2*."""
     train: str = ""
     """Parts of the model beside which all else is frozen, e.g. head."""
+    unit: Mapping[str, float] | None = None
+    """Mean and deviation of the targets, where the model trains on standardised ones."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ("", *DTYPES):
@@ -94,12 +96,15 @@ class RunSpec:
             str(config["method"]), model, tuple(int(n) for n in samples["shape"]), int(samples["classes"]),
             int(samples["outputs"]), build(Training, config["training"], "training"), config["head"],
             samples.get("dtype", ""), tuple(recipe.get("classes", ())), recipe.get("encoding"), loss,
-            str(config.get("freeze", "")), str(config.get("train", "")),
+            str(config.get("freeze", "")), str(config.get("train", "")), samples.get("unit"),
         )
 
     def config(self) -> dict[str, Any]:
         """What `of_config` reads back; names of classes and encoding stand in the federation's recipe."""
-        samples = {"shape": list(self.shape), "classes": self.classes, "outputs": self.outputs, "dtype": self.dtype}
+        samples: dict[str, Any] = {
+            "shape": list(self.shape), "classes": self.classes, "outputs": self.outputs, "dtype": self.dtype,
+        }
+        samples |= {} if self.unit is None else {"unit": dict(self.unit)}
         chosen = {name: text for name in ("freeze", "train") if (text := getattr(self, name))}
         training = asdict(self.training)
         return {"method": self.method, "training": training, "head": self.head, "samples": samples, **chosen}
@@ -115,6 +120,8 @@ class RunSpec:
         return {
             "shape": tuple(federation.x.shape[1:]), "classes": federation.classes, "outputs": federation.outputs,
             "dtype": str(federation.x.dtype).removeprefix("torch."),
+            "unit": None if federation.unit is None else federation.unit.facts(),
+            "class_names": tuple(federation.recipe.get("classes", ())),
         }
 
     def values(self) -> dict[str, Any]:

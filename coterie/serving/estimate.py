@@ -45,7 +45,7 @@ def held_out(net: Net, row: Tensor, x: Tensor, y: Tensor) -> Held:
     """Samples by the model of a row `[D]`."""
     with torch.no_grad():
         outputs = net(row, x)
-        loss = net.task.scored(outputs, y)
+        loss = net.task.told(outputs, y)
     right = outputs.argmax(1) == y if net.task.classes else torch.zeros(len(x))
     return Held(right.double().cpu().numpy(), loss.double().cpu().numpy())
 

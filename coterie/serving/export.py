@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.contract.frozen import duplicate
+from coterie.contract.units import answering
 from coterie.errors import CoterieError, counted, unknown
 from coterie.running import checkpoint
 from coterie.serving.portable import Portable, write_model
@@ -28,7 +29,18 @@ def export_model(model: Portable, path: Path, form: str) -> str:
     apart = write(model, path, form)
     beside = f" and {path.with_suffix('.json')}" if form == "safetensors" else ""
     allowed = f"relative difference at most {apart:.1g}, {TOLERANCE:g} allowed"
-    return f"{path}{beside}: {form}; the same outputs on {counted(len(model.x), 'sample')} ({allowed})"
+    return (f"{path}{beside}: {form}; the same outputs on {counted(len(model.x), 'sample')} ({allowed})"
+            f"{_unit(model, form)}")
+
+
+def _unit(model: Portable, form: str) -> str:
+    """What is to be known of a model that was trained on standardised targets."""
+    if model.unit is None:
+        return ""
+    if form != "safetensors":
+        return "; it answers in the unit of the target"
+    mean, deviation = model.unit.mean, model.unit.deviation
+    return f"; its tensors are the module's own: an answer is {mean:.6g} + {deviation:.6g} * output (json: target)"
 
 
 def format_of(path: Path, wanted: str | None) -> str:
@@ -107,7 +119,7 @@ def _safetensors(model: Portable, path: Path) -> Answer:
     tensors, _ = checkpoint.load(path)
     module = duplicate(model.module).to(model.row.dtype).eval()
     module.load_state_dict(tensors, strict=False)
-    return _quiet(_Plain(module))
+    return _quiet(answering(_Plain(module), model.unit))
 
 
 def _torchscript(model: Portable, path: Path) -> Answer:

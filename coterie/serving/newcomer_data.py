@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.data import load, spelled
+from coterie.data import Source, load, load_as, spelled
+from coterie.data.labels import placed
 from coterie.data.readers import find
 from coterie.data.readers.npz import arrays
 from coterie.errors import CoterieError, NoLabels, unknown
@@ -26,21 +28,19 @@ def read(
     """One client's labelled samples from a file, spelled as for --data, its name, and the samples' groups if they have
     any; NoLabels where there are no labels.
 
-    A table is encoded as the run's was: columns, categories, scale and classes. Labels of other data that are names
-    must be those of all classes of the run: numbered by themselves, fewer would be other ones.
+    A table is encoded as the run's was: columns, categories, scale and classes. Labels are found among the run's
+    classes by their names or numbers; one that is not there is refused.
     """
     place, options = spelled(path)
     given: dict[str, Any] = {**_as_in_the_run(place, saved), **options}
     try:
-        source = load(place, **given)
+        source = _loaded(place, given, saved)
     except NoLabels:
-        source = load(place, **{**given, "skip": True})  # leaves out samples without a label, and nothing else is wrong
-    if saved is not None and source.classes is not None and len(source.classes) != saved.spec.classes:
-        raise CoterieError(
-            f"{path} names {len(source.classes)} classes and the run has {saved.spec.classes}; name all of them in the "
-            "run's order, with the option classes=NAME,NAME,..."
-        )
+        # leaves out samples without a label, and nothing else is wrong
+        source = _loaded(place, {**given, "skip": True}, saved)
     x, y = source.x, source.y
+    if saved is not None:
+        y = placed(y, source.classes, saved.spec.classes, saved.spec.class_names, path)
     if source.client is not None:
         names = sorted({str(c) for c in source.client})
         if client is None and len(names) > 1:
@@ -53,6 +53,10 @@ def read(
     if client is not None:
         raise CoterieError(f"{path} names no clients; leave --client out.")
     return (x, y), Path(place).stem, source.group
+
+
+def _loaded(place: str, given: Mapping[str, Any], saved: Saved | None) -> Source:
+    return load(place, **given) if saved is None else load_as(place, saved.spec.classes, **given)
 
 
 def _as_in_the_run(place: str, saved: Saved | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from coterie.contract.cohort import Cohort
 from coterie.contract.frozen import duplicate
 from coterie.contract.records import Models
+from coterie.contract.units import Unit, answering
 from coterie.data import Federation, groups
 from coterie.data.partition import Ints, generator
 from coterie.data.splits import deal
@@ -72,7 +73,8 @@ class Personalized:
     def module(self) -> nn.Module:
         """The model, ready for use."""
         row = self.row.cpu()
-        return self.clients.layout.load(duplicate(self.clients.init.module).to(row.dtype).cpu(), row).eval()
+        module = self.clients.layout.load(duplicate(self.clients.init.module).to(row.dtype).cpu(), row).eval()
+        return answering(module, self.clients.federation.unit)
 
 
 def personalize(
@@ -149,7 +151,8 @@ class Desk:
             train, val, _ = deal(kept, self.saved.val, 0.0, generator(self.seed, "split", name), group=self.group)
             for into, chosen in zip(pieces, (train, held, val), strict=True):
                 into.append((x[torch.from_numpy(chosen)], y[torch.from_numpy(chosen)]))
-        return Federation.from_splits(*pieces, classes=self.saved.spec.classes, names=names)
+        spec = self.saved.spec
+        return Federation.from_splits(*pieces, classes=spec.classes, names=names, unit=Unit.of(spec.unit))
 
     def score(self, x: Tensor, y: Tensor, folds: Sequence[Fold], name: str) -> list[tuple[Held, Held]]:
         """Each fold's held-out samples by the models that the kept ones lead to: served, and adapted."""
@@ -198,7 +201,8 @@ class Desk:
         if not spec.classes and spec.outputs > 1:
             y = torch.zeros(1, spec.outputs)
         samples = (spec.blank_samples(1, 0), y)
-        clients = self.clients(Federation.from_splits([samples], classes=spec.classes, names=[name]))
+        made = Federation.from_splits([samples], classes=spec.classes, names=[name], unit=Unit.of(spec.unit))
+        clients = self.clients(made)
         server = saved.server(clients.init, self.tensors, self.meta)
         row = saved.method.fallback(server.state, clients.init, saved.report())
         few = f"{name} has {n} labelled samples, and at least {FEWEST} are needed" if n else f"{name} has no labels"
@@ -238,7 +242,10 @@ def _explained(came: Arrival, cohort: Cohort, clients: int) -> tuple[dict[str, A
                    f"{clients} clients are.")
     sent = came.payload.rows if isinstance(came.payload, Models) else None
     if sent is not None and sent.shape[-1] == rows.shape[-1]:  # [1, K, D]
-        losses = {split: cohort.loss(sent, split)[0].tolist() for split in ("train", "val")}
+        losses = {
+            "train": cohort.score(sent, "train", ())["loss"][0].tolist(),
+            "val": cohort.score(sent, "val", ())["loss"][0].tolist(),
+        }
         same = [k for k, one in enumerate(sent[0]) if torch.equal(one, rows[0])]
         facts["models"] = {"chosen": same[0] if same else None, "loss": losses}
         seen = {split: ", ".join(f"{loss:.3g}" for loss in values[:10]) for split, values in losses.items()}

@@ -14,6 +14,7 @@ from coterie import files
 from coterie.contract.frozen import duplicate
 from coterie.contract.layout import Layout
 from coterie.contract.net import Net, Task
+from coterie.contract.units import Unit, answering
 from coterie.errors import CoterieError, counted
 from coterie.options import options
 from coterie.running import checkpoint
@@ -30,11 +31,13 @@ SAMPLES = 16
 def write_model(path: Path, layout: Layout, row: Tensor, facts: Mapping[str, Any]) -> Path:
     """`row [D]` and what is frozen, tensor by tensor as safetensors; facts and layout in the header and a json beside.
 
-    `facts["job"]` holds what builds the module again: method, model, head, shape, classes, outputs.
+    `facts["job"]` holds what builds the module again: method, model, head, shape, classes, outputs. The tensors are the
+    module's own; where it was trained on standardised targets, `target` says how an answer is made of its output.
     """
     frozen = dict(zip((entry.name for entry in layout.frozen), layout.values, strict=True))
+    unit = facts["job"].get("unit")
     whole = {
-        **facts,
+        **facts, **({"target": {**unit, "answer": "mean + deviation * output"}} if unit else {}),
         "layout": {
             "digest": layout.digest, "columns": layout.size,
             "tensors": {entry.name: list(entry.shape) for entry in layout.entries},
@@ -57,6 +60,7 @@ class Portable:
     classes: int
     facts: Mapping[str, Any]
     x: Tensor  # [n, ...] samples to compare on
+    unit: Unit | None = None  # in which it answers, where it was trained on standardised targets
 
     def net(self) -> Net:
         made = Net(self.module, self.layout, Task.of(self.classes))
@@ -64,16 +68,20 @@ class Portable:
         return made
 
     def outputs(self, x: Tensor) -> Tensor:
-        """What the row itself gives, without anything having been loaded into the module."""
+        """What the row itself answers, without anything having been loaded into the module."""
         net = self.net()
         net.stacked = False
         net.mode(training=False)
         with torch.no_grad():
-            return net(self.row, x)
+            return self.answer(net(self.row, x))
+
+    def answer(self, outputs: Tensor) -> Tensor:
+        """The module's outputs in the user's unit."""
+        return outputs if self.unit is None else self.unit.back(outputs)
 
     def loaded(self) -> nn.Module:
-        """The module with the row in it, ready for use."""
-        return self.layout.load(duplicate(self.module).to(self.row.dtype), self.row).eval()
+        """The module with the row in it, ready for use; it answers in the user's unit."""
+        return answering(self.layout.load(duplicate(self.module).to(self.row.dtype), self.row).eval(), self.unit)
 
 
 def read_model(path: Path, spelling: str | None = None) -> Portable:
@@ -100,7 +108,7 @@ def read_model(path: Path, spelling: str | None = None) -> Portable:
         raise CoterieError(f"{path} holds a model of layout {digest}; {spec.model} has layout {layout.digest}.")
     row = torch.cat([tensors[entry.name].reshape(-1) for entry in layout.entries])
     x = spec.random_samples(SAMPLES, row.dtype, module)
-    return Portable(row, layout, module, spec.classes, facts, x)
+    return Portable(row, layout, module, spec.classes, facts, x, Unit.of(spec.unit))
 
 
 def job_of(saved: Saved) -> dict[str, Any]:
@@ -156,4 +164,5 @@ def _portable(saved: Saved, row: Tensor, x: Tensor | None, t: int, facts: Mappin
         x = x.to(row.dtype)
     job = job_of(saved)
     known = {"method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()), "round": t}
-    return Portable(row, init.layout, init.module, saved.spec.classes, {**known, **facts, "job": job}, x)
+    whole = {**known, **facts, "job": job}
+    return Portable(row, init.layout, init.module, saved.spec.classes, whole, x, Unit.of(saved.spec.unit))

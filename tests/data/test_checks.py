@@ -33,7 +33,7 @@ NAN[2, 1], NAN[4, 0] = np.nan, np.inf
         (broken(1, y=np.array([0.5] * 6)), {}, "client 1 has torch.float64 targets"),
         (broken(1, y=np.array(["cat"] * 6)), {}, "y of client 1 must hold numbers"),
         (broken(1, y=np.zeros((6, 1), int)), {}, "client 1 has targets of shape"),
-        ([(np.zeros((4, 2)), np.zeros(4))], {"classes": 3}, "whole numbers"),
+        ([(np.zeros((4, 2)), np.full(4, 0.5))], {"classes": 3}, "whole numbers"),
         ([(np.zeros((4, 2)), np.array([0, 1, np.nan, 2]))], {}, "client 0 has 1 NaN"),
         ([(np.zeros((4, 2)), np.zeros((4, 1), int))], {}, "one number per sample"),
         ([(np.zeros(4), np.zeros(4, int))], {}, "features"),

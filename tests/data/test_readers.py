@@ -205,7 +205,7 @@ def test_a_class_in_the_test_split_alone_is_reported(tmp_path):
     index = write_index(tmp_path)
     index.write_text("\n".join(line for line in index.read_text().splitlines() if "dog" not in line or "test" in line))
     said = refused(index)
-    assert "2 of 6 samples have a class that no training sample has (client ann: 1, client bob: 1): class 1" in said
+    assert "2 of 6 samples have a class that no training sample has (client ann: 1, client bob: 1): class dog" in said
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -99,3 +99,21 @@ def test_a_server_model_is_exported(old, coterie):
     model = load_file(old / "two.safetensors")
     rows = load_file(HERE / "fedfew" / "checkpoint.safetensors")["server.rows"]
     assert torch.equal(torch.cat([t.flatten() for t in model.values()]).sort().values, rows[2].sort().values)
+
+
+def test_labels_and_targets_are_what_they_were(old, coterie):
+    """0.1.0 counted the grades 1.0 to 3.0 as four classes from 0, and left the prices as they are.
+
+    The same data are other samples now; the old runs keep theirs: the checkpoint's digest of the data says so.
+    """
+    for name in ("grades", "prices"):
+        run = old / name
+        assert "the same outputs" in coterie("export", run, "--client", "north", "-o", old / f"{name}.safetensors")
+        assert "target" not in json.loads((old / f"{name}.json").read_text())
+        words = ("--data", f"{old / 'grades.csv'}:client=site", "--client", "west", "-o", old / "new.safetensors")
+        told = json.loads(coterie("personalize", run, *words, "--report", "json"))
+        assert told["estimate"]["metric"] == {"grades": "accuracy", "prices": "loss"}[name]
+        (run / "result.json").unlink()
+        coterie("resume", run)
+        assert json.loads((run / "result.json").read_text())["rounds"] == 4
+    assert {len(t) for t in load_file(old / "grades.safetensors").values()} == {4}

@@ -76,6 +76,11 @@ def read(data: Any, options: Mapping[str, Any]) -> Source:
     return with_class_names(source, listed_names(called), source.name)
 
 
+def takes(format: str, option: str) -> bool:
+    """Whether data of this format have this option."""
+    return option in _options(READERS[format])
+
+
 @cache
 def _options(reader: Callable[..., Source]) -> dict[str, Any]:
     """A reader's options and their types."""
@@ -114,4 +119,4 @@ def find(data: Any) -> str:
                        f"{', '.join(READERS)}.")
 
 
-__all__ = ["FORMATS", "READERS", "Format", "Source", "find", "read", "spelled"]
+__all__ = ["FORMATS", "READERS", "Format", "Source", "find", "read", "spelled", "takes"]

@@ -17,7 +17,7 @@ from coterie.data.readers.pieces import SPLIT_WORDS, Places, Source, collect, na
 from coterie.data.readers.refusals import Problems, reading
 from coterie.data.readers.tables.columns import Roles
 from coterie.data.readers.tables.encoding import encode
-from coterie.data.readers.tables.rows import CLIENT, SPLIT, Rows, arrow, block_rows
+from coterie.data.readers.tables.rows import CLIENT, SPLIT, Rows, arrow, block_rows, is_decimal
 from coterie.data.readers.tables.schema import Encoding
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
 from coterie.errors import CoterieError, NoLabels, unknown
@@ -37,8 +37,8 @@ def hub(
     text: str | None = None, x: str | None = None, ignore: str | None = None, size: str | None = None,
     colour: Colour = "auto",
     scale: bool = False, fill: str | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS,
-    length: int = LENGTH, classes: str | None = None, regression: bool = False, schema: str | Encoding | None = None,
-    shape: str | None = None, skip: bool = False, group: str | None = None,
+    length: int = LENGTH, classes: str | None = None, regression: bool | None = None,
+    schema: str | Encoding | None = None, shape: str | None = None, skip: bool = False, group: str | None = None,
 ) -> Source:
     """A `Dataset`, a `DatasetDict`, a flwr-datasets partitioner, or a folder that `save_to_disk` wrote.
 
@@ -84,7 +84,7 @@ def hub(
             fine = [look(picture, seen, problems) for picture in pictures()]
         good = (picture for picture, well in zip(pictures(), fine, strict=True) if well)
         return collect(decoded(good, seen, target_size, colour, problems), name, problems, skip=skip,
-                       classes=classes or known, clients=expected, shape=shape)
+                       classes=classes or known, regression=regression, clients=expected, shape=shape)
 
     def rows(told: Problems | None) -> Iterator[Rows]:
         for part in parts:
@@ -156,11 +156,12 @@ def _blocks(part: _Part, columns: list[str] | None = None) -> Iterator[tuple[int
 def _rows(part: _Part, label: str, known: list[str] | None) -> Iterator[Rows]:
     for first, block in _blocks(part):
         with reading(part.where, "a Hugging Face data set"):
-            columns = {}
+            columns, decimals = {}, set[str]()
             for name in block.column_names:
                 column = block.column(name).combine_chunks()
                 column = column.storage if hasattr(column, "storage") else column
                 columns[name] = arrow(column, name)
+                decimals |= {name} if is_decimal(column.type) else set()
             if known is not None:
                 columns[label] = names([_class(v, known) for v in columns[label].tolist()])
             if part.client is not None:
@@ -168,7 +169,7 @@ def _rows(part: _Part, label: str, known: list[str] | None) -> Iterator[Rows]:
             if part.split is not None:
                 word = next(word for word, code in SPLIT_WORDS.items() if code == part.split)
                 columns[SPLIT] = names([word] * len(block))
-        yield Rows(Places(part.where, "index", np.arange(first, first + len(block))), columns)
+        yield Rows(Places(part.where, "index", np.arange(first, first + len(block))), columns, decimals)
 
 
 def _class(value: float, known: list[str]) -> str | None:

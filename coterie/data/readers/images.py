@@ -7,16 +7,17 @@ import io
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from coterie.data.labels import are_targets, measured
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
 from coterie.data.readers.refusals import Problems, reading, reason
-from coterie.data.readers.tables.rows import CSV, Dialect, header
+from coterie.data.readers.tables.rows import CSV, WHOLE, Dialect, header, parsed
 from coterie.data.readers.tables.suspicious import unused_groups
 from coterie.errors import CoterieError, unknown
 from coterie.memory import BLOCK
@@ -51,14 +52,16 @@ class Seen:
 
 def images(
     path: str | Path, *, size: str | None = None, colour: Colour = "auto", skip: bool = False,
-    classes: str | None = None, label: str = "label", client: str = "client", split: str = "split",
-    group: str | None = None,
+    classes: str | None = None, regression: bool | None = None, label: str = "label", client: str = "client",
+    split: str = "split", group: str | None = None,
 ) -> Source:
     """A folder of images, or a csv index with columns path, label and optionally client, split and group.
 
     Folders are `client/class/image` or `class/image`; folders called train, val and test, above the classes or above
     the clients, are a split. Where a folder holds index.csv, that is read instead. All images must have one size, or
-    `size=32` or `size=64x48` (width x height) scales them. They are grey if all are, else rgb.
+    `size=32` or `size=64x48` (width x height) scales them. They are grey if all are, else rgb. Labels of an index that
+    are numbers with a decimal point are numbers to predict, as in a table; `regression` says otherwise, or of whole
+    numbers that they are.
     """
     path = Path(path)
     problems = Problems()
@@ -67,6 +70,7 @@ def images(
     if index.is_file():
         listed, notes = _indexed(index, label, client, split, group, problems)
         clients = set[str]()
+        listed = listed if classes else _with_targets(listed, regression)
     elif path.is_dir() and group is not None:
         raise CoterieError(f"folders of images do not say which belong together, so group={group} needs an index: a "
                            f"file {path / INDEX} with the columns path, label, {group}.")
@@ -82,7 +86,8 @@ def images(
     good = [picture for picture in listed if look(picture, seen, problems)]
     shown = path.stem if path.is_file() else path.resolve().name
     return collect(decoded(good, seen, scale, colour, problems), shown, problems, skip=skip, classes=classes,
-                   notes=notes, clients=sorted(clients | {p.client for p in listed if p.client is not None}))
+                   regression=regression, notes=notes,
+                   clients=sorted(clients | {p.client for p in listed if p.client is not None}))
 
 
 def _found(root: Path, problems: Problems) -> tuple[list[Picture], set[str]]:
@@ -149,6 +154,15 @@ def _indexed(
     return listed, unused_groups({column: names(values) for column, values in unused.items()}, len(owners))
 
 
+def _with_targets(listed: list[Picture], regression: bool | None) -> list[Picture]:
+    """Pictures whose labels are numbers where that is what all of them say."""
+    values = [parsed(picture.label) for picture in listed]
+    decimal = not all(WHOLE.fullmatch(picture.label) for picture in listed)
+    if any(value is None for value in values) or not are_targets(decimal, regression=regression):
+        return listed
+    return [replace(picture, label=value) for picture, value in zip(listed, values, strict=True)]
+
+
 def sides(size: str | None) -> tuple[int, int] | None:
     """`32` or `64x48` as (width, height)."""
     if size is None:
@@ -208,7 +222,9 @@ def decoded(
 def _piece(held: list[tuple[Picture, Array]]) -> Piece:
     pictures = [picture for picture, _ in held]
     labels = [picture.label for picture in pictures]
-    y = np.array(labels) if all(type(v) is int for v in labels) else names(labels)
+    y = measured(labels)
+    if y is None:
+        y = np.array(labels) if all(type(v) is int for v in labels) else names(labels)
     client = None if pictures[0].client is None else names([str(p.client) for p in pictures])
     split = None if pictures[0].split is None else np.array([p.split for p in pictures], dtype=np.int8)
     group = None if pictures[0].group is None else names([str(p.group) for p in pictures])

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from coterie.data.labels import measured
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import TEST, TRAIN, VAL, Array, Piece, Places, Source, collect, cut, names
 from coterie.data.readers.refusals import Problems, reason
@@ -22,7 +23,7 @@ FOLDERS = (("train", TRAIN), ("val", VAL), ("test", TEST))
 def leaf(
     path: str | Path, *, tokenizer: str | Tokenizer = "words", words: int = WORDS, length: int = LENGTH,
     field: int | None = None, tokens: bool = False, shape: str | None = None, classes: str | None = None,
-    skip: bool = False,
+    regression: bool | None = None, skip: bool = False,
 ) -> Source:
     """A folder with train/*.json and test/*.json, with all_data/*.json, or with *.json; or one such file.
 
@@ -62,7 +63,8 @@ def leaf(
                 problems.add("files cannot be read", where, why=reason(error))
 
     name = path.stem if path.is_file() else path.resolve().name
-    return collect(pieces(), name, problems, skip=skip, classes=classes, clients=expected, shape=shape)
+    return collect(pieces(), name, problems, skip=skip, classes=classes, regression=regression,
+                   clients=expected, shape=shape)
 
 
 def leaf_files(path: Path) -> list[tuple[Path, int | None]]:
@@ -111,6 +113,9 @@ def _features(rows: list[Any], cutter: Tokenizer, field: int | None, tokens: boo
 
 
 def _labels(values: list[Any]) -> Array:
+    numbers = measured(values)
+    if numbers is not None:
+        return numbers
     y = np.array(values) if all(isinstance(v, (int, float)) for v in values) else names([_said(v) for v in values])
     return y.astype(np.int64) if y.dtype.kind == "b" else y
 

@@ -44,7 +44,7 @@ KIND = "an .npz file of plain arrays"
 
 def npz(
     path: str | Path, *, skip: bool = False, classes: str | None = None, shape: str | None = None,
-    regression: bool = False, group: str | None = None, class_names: str | None = None,
+    regression: bool | None = None, group: str | None = None, class_names: str | None = None,
 ) -> Source:
     """A file with arrays `x`, `y` and optionally `client`, `split` and `group`; other arrays in it are ignored.
 
@@ -239,7 +239,9 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 # -- PFLlib ------------------------------------------------------------------------------------------------------------
 
 
-def pfllib(path: str | Path, *, skip: bool = False, shape: str | None = None) -> Source:
+def pfllib(
+    path: str | Path, *, skip: bool = False, shape: str | None = None, regression: bool | None = None
+) -> Source:
     """The folder that PFLlib writes, `train/0.npz`, `test/0.npz`, ..., `config.json`; or one of its files.
 
     Each file holds a pickled dictionary of x and y, which is read without running any code. A client is named by its
@@ -269,7 +271,7 @@ def pfllib(path: str | Path, *, skip: bool = False, shape: str | None = None) ->
                             places=Places(where, "index", np.arange(rows.start, rows.stop)))
 
     expected = sorted({client for _, client, _ in files} | _configured(path), key=lambda c: (len(c), c))
-    return collect(pieces(), path.name, problems, skip=skip, clients=expected, shape=shape)
+    return collect(pieces(), path.name, problems, skip=skip, clients=expected, shape=shape, regression=regression)
 
 
 def is_pfllib(path: Path) -> bool:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from coterie import memory
 from coterie.data.features import Feature
+from coterie.data.labels import are_targets, written
 from coterie.data.readers.refusals import EXAMPLES, MINUS_ONE, UNLABELLED, Problems
 from coterie.data.readers.samples import Pile
 from coterie.errors import CoterieError, counted
@@ -30,6 +31,8 @@ TRAIN, VAL, TEST = 0, 1, 2
 SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "dev": VAL,
                "test": TEST, "testing": TEST}
 LARGEST_LABEL = 9999
+MOST_WHOLE = 100
+"""Most different whole numbers kept as floats that could have been meant as classes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +83,7 @@ class Piece:
 def collect(
     pieces: Iterable[Piece], name: str, problems: Problems, *, skip: bool = False,
     classes: str | Sequence[str] | None = None, clients: Iterable[str] = (), shape: str | None = None,
-    regression: bool = False, notes: Sequence[str] = (),
+    regression: bool | None = None, notes: Sequence[str] = (),
 ) -> Source:
     """Check, encode and store the pieces of a data set.
 
@@ -103,7 +106,20 @@ def collect(
         source = found.source(pile, name, classes, regression)
     finally:
         pile.close()
+    notes = [*notes, *([] if regression else _explained(source.y))]
     return replace(source, notes=(*notes, *problems.settle(skip, name)))
+
+
+def _explained(y: Tensor) -> list[str]:
+    """A note where numbers to predict could have been meant as classes."""
+    if not y.is_floating_point() or y.ndim > 1 or not bool((y == y.floor()).all()):
+        return []
+    found = torch.unique(y)
+    if len(found) > MOST_WHOLE:
+        return []
+    first, last = written(float(found[0])), written(float(found[-1]))
+    return [f"the labels are whole numbers kept as floats ({len(found)} different ones, from {first} to {last}), so "
+            "they are numbers to predict; regression=false makes them classes"]
 
 
 class _Found:
@@ -196,7 +212,7 @@ class _Found:
         return codes[inverse]
 
     def source(
-        self, pile: Pile, name: str, classes: str | Sequence[str] | None, regression: bool
+        self, pile: Pile, name: str, classes: str | Sequence[str] | None, regression: bool | None
     ) -> Source:
         """All of it; the notes are still to come."""
         owner, split, group = np.concatenate(self.owners), np.concatenate(self.splits), np.concatenate(self.groups)
@@ -207,7 +223,7 @@ class _Found:
         if self.split and not (good & (split == TRAIN)).any():
             raise CoterieError("; ".join([f"{name} holds no training samples", *self.problems.sentences()]) + ".")
         if self.split:
-            good &= self._checked_split(y, owner, split, y.dtype.kind == "i", good)
+            good &= self._checked_split(y, owner, split, y.dtype.kind == "i", good, names)
         x = pile.tensor()
         if not good.all():
             if not self.skip:
@@ -232,7 +248,9 @@ class _Found:
         names = list(self.names)
         return lambda row: names[owner[row]] if owner[row] >= 0 else None
 
-    def _checked_split(self, y: Array, owner: Array, split: Array, labels: bool, good: Array) -> Array:
+    def _checked_split(
+        self, y: Array, owner: Array, split: Array, labels: bool, good: Array, called: Sequence[str] | None
+    ) -> Array:
         """Which samples a given split leaves usable: each client trains, and no class is met in testing alone."""
         fine: Array = np.ones(len(y), dtype=bool)
         if self.named:
@@ -247,8 +265,9 @@ class _Found:
             seen = np.unique(y[good & fine & (split == TRAIN)])
             strange = ~np.isin(y, seen) & good & fine
             for row in np.flatnonzero(strange).tolist():
+                name = called[y[row]] if called else y[row]
                 self.problems.add("samples have a class that no training sample has", self._at(row),
-                                  self._said(owner)(row), f"class {y[row]}")
+                                  self._said(owner)(row), f"class {name}")
             fine &= ~strange
         return fine
 
@@ -290,24 +309,28 @@ def numbers(array: Array, what: str) -> Tensor:
 
 
 def encode_labels(
-    pieces: Sequence[Array], classes: str | Sequence[str] | None, regression: bool, problems: Problems,
+    pieces: Sequence[Array], classes: str | Sequence[str] | None, regression: bool | None, problems: Problems,
     client: Callable[[int], str | None] = lambda row: None, at: Callable[[int], str] = lambda row: "",
 ) -> tuple[Array, tuple[str, ...] | None, Array]:
     """Labels as numbers, the classes' names if they had names, and which of them are known.
 
-    Whole numbers from 0 stay as they are, and -1 stands for none. Floats, several numbers a sample, and everything with
-    `regression` are targets. Names are numbered in sorted order, or in the order of `classes`; without `classes`, names
-    that are whole numbers are taken as such.
+    Whole numbers from 0 stay as they are, and -1 stands for none. What are targets, `are_targets` says; `classes` and
+    `regression=False` name labels as such. Names are numbered in sorted order, or in the order of `classes`; without
+    `classes`, names that are whole numbers are taken as such.
     """
+    if classes and regression:
+        raise CoterieError("classes names labels and regression=true makes targets of them; leave one of them out.")
     numeric = all(piece.dtype.kind in "biuf" for piece in pieces)
     if len({piece.shape[1:] for piece in pieces}) > 1:
         raise CoterieError("labels have unequal shapes: "
                            + ", ".join(str(list(s)) for s in sorted({piece.shape[1:] for piece in pieces})))
-    if numeric and not classes:
+    floating = numeric and any(piece.dtype.kind == "f" for piece in pieces)
+    several = any(piece.ndim > 1 for piece in pieces)
+    if numeric and are_targets(floating, several, False if classes else regression):
         y = np.concatenate(pieces)
-        if regression or y.ndim > 1 or y.dtype.kind == "f":
-            return y.astype(np.float64 if y.dtype.itemsize >= 8 else np.float32), None, np.ones(len(y), dtype=bool)
-        y = y.astype(np.int64)
+        return y.astype(np.float64 if y.dtype.itemsize >= 8 else np.float32), None, np.ones(len(y), dtype=bool)
+    if numeric and not classes and not floating and not several:
+        y = np.concatenate(pieces).astype(np.int64)
         known = (y >= 0) & (y <= LARGEST_LABEL)
         if len(none := np.flatnonzero(y == -1).tolist()):
             problems.add_counted(MINUS_ONE, Counter(client(row) for row in none), list(filter(None, map(at, none[:4]))))
@@ -316,11 +339,10 @@ def encode_labels(
         return y, None, known
     if regression:
         raise CoterieError("regression needs labels that are numbers.")
-    if any(piece.ndim != 1 for piece in pieces):
+    if several:
         raise CoterieError("labels that are names must be one a sample.")
     said = np.concatenate([_texts(piece) for piece in pieces])
-    told = [part.strip() for part in classes.split(",")] if isinstance(classes, str) else classes
-    given = tuple(told) if told else tuple(sorted(set(said)))
+    given = tuple(class_list(classes) or sorted(set(said)))
     if len(set(given)) != len(given):
         raise CoterieError(f"classes names one class twice: {', '.join(given)}.")
     if not classes and all(_is_whole(label) and int(label) <= LARGEST_LABEL for label in given):
@@ -332,6 +354,13 @@ def encode_labels(
     for row in np.flatnonzero(y < 0).tolist():
         problems.add("samples have a class that is not in classes", at(row), client(row), f"class {said[row]}")
     return np.maximum(y, 0), given, y >= 0
+
+
+def class_list(classes: str | Sequence[str] | None) -> list[str] | None:
+    """The names that the option `classes` gives; None without any."""
+    if not classes:
+        return None
+    return [part.strip() for part in classes.split(",")] if isinstance(classes, str) else list(classes)
 
 
 def listed_names(given: Any) -> list[str]:
@@ -387,6 +416,8 @@ def _labelled(y: Array) -> Array:
 
 
 def _texts(piece: Array) -> Array:
+    if piece.dtype.kind == "f":
+        return names([written(v) for v in piece.tolist()])
     return names([str(v).strip() for v in piece.tolist()])
 
 

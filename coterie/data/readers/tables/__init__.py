@@ -14,7 +14,7 @@ from coterie.data.readers.pieces import Source, names
 from coterie.data.readers.refusals import Problems
 from coterie.data.readers.tables.columns import Roles
 from coterie.data.readers.tables.encoding import encode
-from coterie.data.readers.tables.rows import CLIENT, CSV, PARQUET, Decimal, Dialect, Rows, csv_rows, parquet_rows
+from coterie.data.readers.tables.rows import CLIENT, CSV, PARQUET, Decimal, Dialect, Kinds, Rows, csv_rows, parquet_rows
 from coterie.data.readers.tables.schema import Encoding
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
 from coterie.errors import CoterieError, counted
@@ -24,7 +24,7 @@ def table(
     path: str | Path, *, label: str | None = None, client: str | None = None, split: str | None = None,
     text: str | None = None, x: str | None = None, ignore: str | None = None, scale: bool = False,
     fill: str | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS, length: int = LENGTH,
-    classes: str | None = None, regression: bool = False, schema: str | Encoding | None = None,
+    classes: str | None = None, regression: bool | None = None, schema: str | Encoding | None = None,
     shape: str | None = None, skip: bool = False, group: str | None = None, separator: str | None = None,
     decimal: Decimal = "auto",
 ) -> Source:
@@ -46,11 +46,11 @@ def table(
     problems = Problems()
     problems.totals["files"] = len(files)
 
-    texts: dict[Path, set[str]] = {}
+    known: dict[Path, Kinds] = {}
     dialects = {file: Dialect.of(file, separator, decimal) for file in files if file.suffix in CSV}
 
     def _rows(file: Path) -> Iterator[Rows]:
-        return csv_rows(file, texts, dialects[file]) if file in dialects else parquet_rows(file)
+        return csv_rows(file, known, dialects[file]) if file in dialects else parquet_rows(file)
 
     def rows(told: Problems | None) -> Iterator[Rows]:
         for file in files:

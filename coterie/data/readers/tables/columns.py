@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie.data.labels import written
 from coterie.data.readers.pieces import Array, Places
 from coterie.data.readers.refusals import EXAMPLES, Problems
 from coterie.data.readers.tables.rows import CLIENT, SPLIT, Reading, Rows, parsed
@@ -44,7 +45,7 @@ class Column:
     signs: Signs = field(default_factory=Signs)
     strange: str = ""  # the first value that is no number
     shape: tuple[int, ...] = ()
-    whole: bool = True
+    decimal: bool = False  # whether its file keeps the numbers as floats
     n: int = 0  # numbers seen, their mean and the sum of their squared distances to it
     mean: float = 0.0
     squares: float = 0.0
@@ -52,6 +53,11 @@ class Column:
     @property
     def deviation(self) -> float:
         return math.sqrt(self.squares / self.n) if self.n else 0.0
+
+    @property
+    def size(self) -> float:
+        """The root mean square of its numbers."""
+        return math.hypot(self.mean, self.deviation)
 
     def count(self, values: Array) -> None:
         """Take in further numbers (Chan, Golub and LeVeque 1979)."""
@@ -108,6 +114,7 @@ def learn(
             if values.shape[1:] != known.shape:
                 raise CoterieError(f"column '{column}' holds {list(values.shape[1:])} values in '{block.where}' and "
                                    f"{list(known.shape)} before.")
+            known.decimal |= column in block.decimals
             _look(known, values, owner, block.places)
     return Learned(found, total, len(spelled), seen)
 
@@ -145,7 +152,6 @@ def _look(known: Column, values: Array, owner: Sequence[str], places: Places) ->
     if values.dtype.kind == "f":
         lost = np.isnan(values).reshape(len(values), -1).any(1)
         fine = values[~np.isnan(values)]
-        known.whole &= bool((fine == np.floor(fine)).all())
         if values.ndim == 1:
             known.count(fine[np.isfinite(fine)])
         if known.categories is not None and values.ndim == 1:
@@ -197,7 +203,3 @@ def clients_of(block: Rows, column: str | None) -> list[str]:
     if values.dtype.kind == "f":
         return ["" if np.isnan(v) else written(v) for v in values]
     return ["" if v is None else v for v in values]
-
-
-def written(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(float(value))

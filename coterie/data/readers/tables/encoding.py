@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from coterie.data.features import Feature
-from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
+from coterie.data.labels import are_targets, written
+from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, class_list, collect, names
 from coterie.data.readers.refusals import Problems
 from coterie.data.readers.tables import suspicious
 from coterie.data.readers.tables.columns import (
@@ -22,20 +23,21 @@ from coterie.data.readers.tables.columns import (
     columns_named,
     learn,
     role_of,
-    written,
 )
 from coterie.data.readers.tables.rows import CLIENT, SPLIT, Decimal, Reading, Rows, parsed
-from coterie.data.readers.tables.schema import Encoding, read_schema, write_schema
+from coterie.data.readers.tables.schema import Encoding, read_schema, unit_of, write_schema
 from coterie.data.readers.text import Tokenizer, tokenizer_of
 from coterie.errors import CoterieError, NoLabels
 
 LARGE = 10.0
 """Root mean square of a column from which on it is said that columns are not scaled."""
+LARGE_TARGET = 100.0
+"""Mean or deviation of a target from which on that is said of it: a last layer's bias goes further than weights."""
 
 
 def encode(
     rows: Reading, name: str, problems: Problems, roles: Roles, *, scale: bool, fill: str | None,
-    tokenizer: str | Tokenizer, words: int, length: int, classes: str | Sequence[str] | None, regression: bool,
+    tokenizer: str | Tokenizer, words: int, length: int, classes: str | Sequence[str] | None, regression: bool | None,
     schema: str | Encoding | None, shape: str | None, skip: bool,
     clients: Sequence[str] = (), notes: Sequence[str] = (), decimal: Decimal = "auto",
 ) -> Source:
@@ -45,7 +47,9 @@ def encode(
     if not table.rows:
         said = problems.sentences()
         raise CoterieError(f"{name} holds no rows" + (f": {'; '.join(said)}." if said else "."))
+    regression = False if classes and not regression else regression
     encoder = _ColumnEncoder(name, table, roles, regression, followed, scale, fill, decimal)
+    encoder.classes = class_list(classes) or encoder.classes
     cutter = tokenizer_of(tokenizer, words, length)
     notes = [*notes, *encoder.report(problems, table.rows), *encoder.suspicions(table)]
     if isinstance(schema, str) and not Path(schema).exists():
@@ -57,8 +61,8 @@ def encode(
             if piece is not None:
                 yield piece
 
-    source = collect(pieces(), name, problems, skip=skip, classes=classes or encoder.classes, regression=regression,
-                     shape=shape, clients=clients, notes=notes)
+    source = collect(pieces(), name, problems, skip=skip, classes=encoder.classes,
+                     regression=encoder.regression, shape=shape, clients=clients, notes=notes)
     names = None if source.classes is None else list(source.classes)
     return replace(source, encoding={**encoder.encoding(), "classes": names},
                    features=encoder.features(table.rows, length))
@@ -68,7 +72,7 @@ class _ColumnEncoder:
     """How each column is encoded."""
 
     def __init__(
-        self, name: str, table: Learned, roles: Roles, regression: bool, schema: Encoding | None,
+        self, name: str, table: Learned, roles: Roles, regression: bool | None, schema: Encoding | None,
         scale: bool, fill: str | None, decimal: Decimal = "auto",
     ) -> None:
         self.found = found = table.columns
@@ -93,12 +97,13 @@ class _ColumnEncoder:
         taken = (self.label, self.client, self.split, CLIENT, SPLIT, self.group)
         self.columns = wanted or [c for c in found if c not in taken and c not in ignored]
         self.classes: list[str] | None = None
-        self.regression = regression
+        told_so = (schema or {}).get("regression", False if (schema or {}).get("classes") else None)
+        self.regression = told_so if regression is None else regression
         label = found[self.label]
         self._require_points(self.label)
         if label.shape:
             raise CoterieError(f"column '{self.label}' holds {list(label.shape)} values a row, so it is no label.")
-        self.targets = label.numeric and (regression or not label.whole)
+        self.targets = label.numeric and are_targets(label.decimal, regression=self.regression)
         self.arrays = [c for c in self.columns if found[c].shape]
         if self.text is not None:
             self.columns = [self.text]
@@ -123,10 +128,14 @@ class _ColumnEncoder:
         ]
 
     def _scale(self, schema: Encoding | None, wanted: bool) -> dict[str, list[float]] | None:
-        """{column: [mean, deviation]}, that of the schema where there is one; a constant column is only centred."""
+        """{column: [mean, deviation]}, that of the schema where there is one; a constant column is only centred.
+
+        The label is among them where it is a number to predict.
+        """
         if schema is not None:
             return schema.get("scale")
-        made = {c: [self.found[c].mean, self.found[c].deviation or 1.0] for c in self._numbers()} if wanted else None
+        numbers = [*self._numbers(), *([str(self.label)] if self.targets else [])]
+        made = {c: [self.found[c].mean, self.found[c].deviation or 1.0] for c in numbers} if wanted else None
         for column, pair in (made or {}).items():
             if not all(map(math.isfinite, pair)):
                 raise CoterieError(f"column '{column}' holds numbers too large to be scaled.")
@@ -152,6 +161,7 @@ class _ColumnEncoder:
         client = None if self.client == CLIENT else self.client
         made: Encoding = {
             "columns": self.categories, "label": self.label, "client": client, "classes": self.classes or classes,
+            "regression": self.targets,
         }
         more = (("scale", self.scale), ("fill", self.fill), ("group", self.group))
         return made | {k: v for k, v in more if v is not None}
@@ -194,13 +204,16 @@ class _ColumnEncoder:
     def report(self, problems: Problems, total: int) -> list[str]:
         """Missing values, by column and client; a note instead where they are filled in, or where scales differ."""
         notes = []
-        large = {c: math.hypot(self.found[c].mean, self.found[c].deviation) for c in self._numbers()}
-        large = {c: size for c, size in large.items() if size > LARGE}
+        large = {c: self.found[c].size for c in self._numbers() if self.found[c].size > LARGE}
+        target = self.found[str(self.label)] if self.targets else None
+        if target is not None and max(abs(target.mean), target.deviation) > LARGE_TARGET and self.scale is None:
+            large = {str(self.label): target.size, **large}
         if large and self.scale is None:
-            first = sorted(large, key=lambda c: -large[c])[:3]
-            some = ", ".join(f"'{c}' (about {large[c]:.3g})" for c in first)
+            first = sorted(large, key=lambda c: (c != self.label, -large[c]))[:3]
+            some = ", ".join(f"'{c}' ({'the target, ' if c == self.label else ''}about {large[c]:.3g})" for c in first)
             notes.append(f"columns hold large numbers, taken as they are: {some}; models train badly on these, and "
-                         "scale=true brings every column to mean 0 and deviation 1")
+                         "scale=true brings every column to mean 0 and deviation 1"
+                         + ("; scores stay in the target's own unit" if str(self.label) in large else ""))
         problems.totals["rows"] = total
         for column in dict.fromkeys([*self.columns, self.client, self.split, self.group]):
             if column is None or not (missing := self.found[column].missing):
@@ -243,7 +256,7 @@ class _ColumnEncoder:
                 made.append(Feature(column, "category", len(words), categories=len(words), missing=missing))
             else:
                 low, high = (known.signs.low, known.signs.high) if known.n else (None, None)
-                kind = "whole number" if known.whole else "number"
+                kind = "number" if known.decimal else "whole number"
                 made.append(Feature(column, kind, 1, low, high, missing=missing))
         return tuple(made)
 
@@ -309,7 +322,7 @@ class _ColumnEncoder:
         if values.dtype.kind != "f":
             return values
         if self.targets:
-            return values.astype(np.float32)
+            return values if unit_of(self.encoding()) is not None else values.astype(np.float32)
         return names([None if np.isnan(v) else written(v) for v in values])
 
     def _features(self, kept: Mapping[str, Array], cutter: Tokenizer) -> Array:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from coterie.errors import CoterieError, counted, unknown
 
 CELLS, CHARACTERS = 1 << 15, 1 << 21
 """A block of rows ends when it has so many cells, or so much text."""
+WHOLE = re.compile(r"[+-]?[0-9]+")
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
 LIBRARY = "parquet files need pyarrow; install it with: pip install 'coterie[tables]'"
@@ -32,6 +33,7 @@ class Rows:
 
     places: Places
     columns: dict[str, Array]
+    decimals: Set[str] = frozenset()  # columns of numbers whose file keeps them as floats, whatever their values
 
     @property
     def where(self) -> str:
@@ -112,29 +114,39 @@ def header(path: Path) -> list[str]:
         return next(csv.reader(file, delimiter=Dialect.of(path).separator), [])
 
 
-def csv_rows(path: Path, known: dict[Path, set[str]], dialect: Dialect) -> Iterator[Rows]:
+@dataclass
+class Kinds:
+    """The columns of a csv file with a value that is no number, and with a number written as no whole one."""
+
+    texts: set[str] = field(default_factory=set)
+    decimals: set[str] = field(default_factory=set)
+
+
+def csv_rows(path: Path, known: dict[Path, Kinds], dialect: Dialect) -> Iterator[Rows]:
     """A csv file some rows at a time. A column is one of numbers if all of its values in the file are."""
-    texts = known[path] if path in known else known.setdefault(path, _text_columns(path, dialect))
+    kinds = known[path] if path in known else known.setdefault(path, _kinds(path, dialect))
     for places, columns, lines in _lines(path, dialect):
         held = {}
         for k, column in enumerate(columns):
             said = [line[k].strip() for line in lines]
             said_missing: list[str | None] = [None if s.lower() in MISSING else s for s in said]
-            held[column] = names(said_missing) if column in texts else np.array(
+            held[column] = names(said_missing) if column in kinds.texts else np.array(
                 [np.nan if s is None else dialect.number(s) for s in said_missing], dtype=np.float64)
-        yield Rows(places, held)
+        yield Rows(places, held, kinds.decimals)
 
 
-def _text_columns(path: Path, dialect: Dialect) -> set[str]:
-    """The columns with a value that is no number."""
-    texts: set[str] = set()
+def _kinds(path: Path, dialect: Dialect) -> Kinds:
+    found = Kinds()
     for _, columns, lines in _lines(path, dialect):
         for k, column in enumerate(columns):
-            if column not in texts and any(
-                line[k].strip().lower() not in MISSING and dialect.number(line[k].strip()) is None for line in lines
-            ):
-                texts.add(column)
-    return texts
+            if column in found.texts:
+                continue
+            said = [text for line in lines if (text := line[k].strip()).lower() not in MISSING]
+            if any(dialect.number(text) is None for text in said):
+                found.texts.add(column)
+            elif column not in found.decimals and not all(WHOLE.fullmatch(text) for text in said):
+                found.decimals.add(column)
+    return found
 
 
 def _lines(path: Path, dialect: Dialect) -> Iterator[tuple[Places, list[str], list[list[str]]]]:
@@ -175,7 +187,9 @@ def parquet_rows(path: Path) -> Iterator[Rows]:
         for batch in file.iter_batches(batch_size=_rows(file.metadata), use_threads=False):
             batch.validate(full=True)
             places = Places(path.name, "row", np.arange(first, first + len(batch)))
-            yield Rows(places, {n: arrow(c, n) for n, c in zip(batch.schema.names, batch.columns)})
+            named = dict(zip(batch.schema.names, batch.columns, strict=True))
+            decimals = {name for name, column in named.items() if is_decimal(column.type)}
+            yield Rows(places, {name: arrow(column, name) for name, column in named.items()}, decimals)
             first += len(batch)
 
 
@@ -210,6 +224,14 @@ def arrow(column: Any, name: str) -> Array:
     if pa.types.is_decimal(kind):
         return np.array([np.nan if v is None else float(v) for v in column.to_pylist()])
     return names([None if v is None else str(v) for v in column.to_pylist()])
+
+
+def is_decimal(kind: Any) -> bool:
+    """Whether an arrow type keeps numbers as floats."""
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_floating(kind) or (pa.types.is_decimal(kind) and kind.scale > 0))
 
 
 def _stacked(values: Sequence[Any], name: str) -> Array:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coterie.contract.units import Unit
 from coterie.data.readers.refusals import reading
 from coterie.errors import CoterieError
 from coterie.files import read_json, write_json
 
 Encoding = dict[str, Any]
 """`columns` {name: its categories, or null for numbers}, `label` and `client` (columns, the second perhaps null),
-`classes` (names, or null); where asked for, `scale` {name: [mean, deviation]}, `fill` {name: number} and `group` (the
-column whose rows stay together)."""
+`classes` (names, or null), `regression` (whether the label is a number to predict; older ones do not say); where asked
+for, `scale` {name: [mean, deviation]}, with that of the label where it is a number to predict, `fill` {name: number}
+and `group` (the column whose rows stay together)."""
 
 
 def read_schema(path: str | None) -> Encoding | None:
@@ -28,6 +31,8 @@ def read_schema(path: str | None) -> Encoding | None:
         for words in (held["classes"], *held["columns"].values()):
             if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
                 raise ValueError("categories are lists of texts")
+        if not isinstance(held.get("regression"), bool | None):
+            raise ValueError("regression is true or false")
         if not all(isinstance(held.get(name), dict | None) for name in ("scale", "fill")):
             raise ValueError("scale and fill name columns")
         for column, pair in (held.get("scale") or {}).items():
@@ -43,6 +48,12 @@ def write_schema(path: Path, encoding: Encoding) -> None:
         write_json(path, encoding, indent=1)
     except OSError as error:
         raise CoterieError(f"the schema {path} cannot be written: {error.strerror}.") from error
+
+
+def unit_of(encoding: Mapping[str, Any] | None) -> Unit | None:
+    """How the targets of a table are standardised; None where they are not, or where labels are classes."""
+    pair = ((encoding or {}).get("scale") or {}).get((encoding or {}).get("label"))
+    return None if pair is None else Unit(float(pair[0]), float(pair[1]))
 
 
 def _finite(value: Any) -> bool:
