@@ -422,9 +422,13 @@ def renamed(methods: Iterable[str], settings: Iterable[str]) -> list[str]:
 
 
 def _taken(methods: Sequence[str], settings: Iterable[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Settings that are the run's training options, and those of each method, by its spelling."""
+    """Settings that are the run's training options, and those of each method, by its spelling.
+
+    `ditto.mu=0.5` goes before `mu=0.1`, which is for every chosen method that has the option.
+    """
     training: dict[str, str] = {}
     per_method: dict[str, dict[str, str]] = {spec: {} for spec in methods}
+    named: dict[str, dict[str, str]] = {spec: {} for spec in methods}
     classes = {spec: type(registry.method(spec)) for spec in methods}
     given = []
     for item in settings:
@@ -448,8 +452,8 @@ def _taken(methods: Sequence[str], settings: Iterable[str]) -> tuple[dict[str, s
             words = {**Training.OTHER_WORDS, **Training.FORMER}
             raise unknown("option", name, known, words, Training.LISTED, value)
         for spec in takers:
-            added(per_method[spec], option, value, " ".join(f"{n}={v}" for n, v in given))
-    return training, per_method
+            added((named if owner else per_method)[spec], option, value, " ".join(f"{n}={v}" for n, v in given))
+    return training, {spec: {**values, **named[spec]} for spec, values in per_method.items()}
 
 
 def check_clients(federation: Federation, asked: int | None) -> Federation:
