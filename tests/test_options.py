@@ -60,11 +60,13 @@ def test_lists_add_up(tmp_path):
 
 
 def test_a_setting_of_one_method_goes_before_that_of_all_in_any_order():
-    """The last one counted: `ditto.mu=0.5` was lost where `mu=0.1` stood behind it."""
-    both = ["mu=0.1", "ditto.mu=0.5"]
+    """The last one counted: `moon.mu=0.5` was lost where `mu=0.1` stood behind it."""
+    both = ["mu=0.1", "moon.mu=0.5"]
     for settings in (both, both[::-1]):
-        found = with_settings(Experiment(methods=("fedprox", "ditto")), settings).chosen()
+        found = with_settings(Experiment(methods=("fedprox", "moon")), settings).chosen()
         assert [method.mu for method in found] == [0.1, 0.5], settings
+    with pytest.raises(CoterieError, match="unknown option of moon 'mue'; did you mean 'mu'"):
+        with_settings(Experiment(methods=("moon",)), ["moon.mue=1"])
 
 
 def test_an_option_of_natural_that_does_not_exist_is_a_sentence(tmp_path):

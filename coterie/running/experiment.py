@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from coterie import files, registry
+from coterie.contract.local import LocalOptions
 from coterie.contract.method import Method
 from coterie.data import Federation, Source, churn, groups, load, natural, partition, published, spelled
 from coterie.data.partition import require_options
@@ -424,7 +425,7 @@ def renamed(methods: Iterable[str], settings: Iterable[str]) -> list[str]:
 def _taken(methods: Sequence[str], settings: Iterable[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """Settings that are the run's training options, and those of each method, by its spelling.
 
-    `ditto.mu=0.5` goes before `mu=0.1`, which is for every chosen method that has the option.
+    `moon.mu=0.5` goes before `mu=0.1`, which is for every chosen method that has the option.
     """
     training: dict[str, str] = {}
     per_method: dict[str, dict[str, str]] = {spec: {} for spec in methods}
@@ -450,6 +451,9 @@ def _taken(methods: Sequence[str], settings: Iterable[str]) -> tuple[dict[str, s
         if not takers:
             known = {*options(Training), *(o for cls in classes.values() for o in options(cls) if o != "aggregator")}
             words = {**Training.OTHER_WORDS, **Training.FORMER}
+            if mine := [cls for cls in classes.values() if cls.name == owner]:
+                known = {*options(mine[0]), *options(LocalOptions)} - {"aggregator"}
+                raise unknown(f"option of {owner}", option, known, {**words, **LocalOptions.of_the_run()}, "", value)
             raise unknown("option", name, known, words, Training.LISTED, value)
         for spec in takers:
             added((named if owner else per_method)[spec], option, value, " ".join(f"{n}={v}" for n, v in given))
