@@ -35,7 +35,7 @@ TWICE = {
     "an augmentation": lambda: Augment.of("crop(pad=1,pad=2)"),
     "churn": lambda: scheduled(federation(), "random:rate=0.1,rate=0.2"),
     "a setting": lambda: with_settings(Experiment(methods=("fedprox",)), ["lr=0.1", "lr=0.2"]),
-    "a method's setting": lambda: with_settings(Experiment(methods=("fedprox",)), ["mu=0.1", "fedprox.mu=0.2"]),
+    "a method's setting": lambda: with_settings(Experiment(methods=("fedprox",)), ["fedprox.mu=0.1", "fedprox.mu=0.2"]),
 }
 
 
@@ -57,6 +57,16 @@ def test_lists_add_up(tmp_path):
     with pytest.raises(CoterieError, match=r"label is given twice in '.*', a and b; give it once"):
         load(f"{path}:label=a,label=b")
     assert with_settings(Experiment(), ["watch=f1", "watch=loss,auroc"]).training.watch == ("f1", "loss", "auroc")
+
+
+def test_a_setting_of_one_method_goes_before_that_of_all_in_any_order():
+    """The last one counted: `moon.mu=0.5` was lost where `mu=0.1` stood behind it."""
+    both = ["mu=0.1", "moon.mu=0.5"]
+    for settings in (both, both[::-1]):
+        found = with_settings(Experiment(methods=("fedprox", "moon")), settings).chosen()
+        assert [method.mu for method in found] == [0.1, 0.5], settings
+    with pytest.raises(CoterieError, match="unknown option of moon 'mue'; did you mean 'mu'"):
+        with_settings(Experiment(methods=("moon",)), ["moon.mue=1"])
 
 
 def test_an_option_of_natural_that_does_not_exist_is_a_sentence(tmp_path):

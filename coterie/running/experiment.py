@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from coterie import files, registry
+from coterie.contract.local import LocalOptions
 from coterie.contract.method import Method
 from coterie.contract.units import Unit
 from coterie.data import Federation, Source, churn, groups, load, load_as, natural, partition, published, spelled
@@ -441,9 +442,13 @@ def renamed(methods: Iterable[str], settings: Iterable[str]) -> list[str]:
 
 
 def _taken(methods: Sequence[str], settings: Iterable[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Settings that are the run's training options, and those of each method, by its spelling."""
+    """Settings that are the run's training options, and those of each method, by its spelling.
+
+    `moon.mu=0.5` goes before `mu=0.1`, which is for every chosen method that has the option.
+    """
     training: dict[str, str] = {}
     per_method: dict[str, dict[str, str]] = {spec: {} for spec in methods}
+    named: dict[str, dict[str, str]] = {spec: {} for spec in methods}
     classes = {spec: type(registry.method(spec)) for spec in methods}
     given = []
     for item in settings:
@@ -465,10 +470,13 @@ def _taken(methods: Sequence[str], settings: Iterable[str]) -> tuple[dict[str, s
         if not takers:
             known = {*options(Training), *(o for cls in classes.values() for o in options(cls) if o != "aggregator")}
             words = {**Training.OTHER_WORDS, **Training.FORMER}
+            if mine := [cls for cls in classes.values() if cls.name == owner]:
+                known = {*options(mine[0]), *options(LocalOptions)} - {"aggregator"}
+                raise unknown(f"option of {owner}", option, known, {**words, **LocalOptions.of_the_run()}, "", value)
             raise unknown("option", name, known, words, Training.LISTED, value)
         for spec in takers:
-            added(per_method[spec], option, value, " ".join(f"{n}={v}" for n, v in given))
-    return training, per_method
+            added((named if owner else per_method)[spec], option, value, " ".join(f"{n}={v}" for n, v in given))
+    return training, {spec: {**values, **named[spec]} for spec, values in per_method.items()}
 
 
 def check_clients(federation: Federation, asked: int | None) -> Federation:

@@ -184,7 +184,7 @@ def columns_named(text: str | None, found: Mapping[str, Any], where: str = "") -
     return named
 
 
-def role_of(given: str | None, usual: str, columns: Mapping[str, Any], made: str = "") -> str | None:
+def role_of(given: str | None, usual: str, columns: Mapping[str, Any], made: str | None = None) -> str | None:
     """The column that plays a role: the one the user named, the one of that name, or one made from file names."""
     if given is not None:
         if given not in columns:

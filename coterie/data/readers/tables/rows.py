@@ -153,7 +153,7 @@ def _lines(path: Path, dialect: Dialect) -> Iterator[tuple[Places, list[str], li
     """(the lines on which they begin, columns, some rows)."""
     with reading(path, "a csv file"), path.open(newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file, delimiter=dialect.separator, strict=True)
-        columns = [column.strip() for column in next(lines, [])]
+        columns = [column.strip() or f"unnamed {k}" for k, column in enumerate(next(lines, []), 1)]
         if not columns:
             raise ValueError("it is empty")
         if twice := [column for column, count in Counter(columns).items() if count > 1]:

@@ -24,7 +24,7 @@ DATE = re.compile(
 COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+([eE][+-]?\d+)?")
 CODE = re.compile(r"\D{0,12}\d{2,}\D{0,4}")
 ID_WORDS = {"id", "ids", "uuid", "guid", "idx", "rowid", "mrn", "ssn", "identifier"}
-ROW_NAMES = {"index", "row index", "row", "row number", "rownumber", "unnamed: 0", "#"}
+ROW_NAMES = {"index", "row index", "row", "row number", "rownumber", "index level 0", "#"}
 DATE_WORDS = {"date", "datetime", "timestamp", "dob"}
 OWNERS = {
     "patient", "patients", "subject", "subjects", "person", "participant", "speaker", "lesion", "case", "animal",
@@ -143,7 +143,7 @@ def looks_like_id(column: str, signs: Signs, numeric: bool) -> str:
     plain = " ".join(column.lower().replace("_", " ").split())
     own = different == n and n >= FEWEST
     if numeric:
-        if ID_WORDS & set(words_of(column)) or plain in ROW_NAMES:
+        if ID_WORDS & set(words_of(column)) or plain in ROW_NAMES or plain.startswith("unnamed"):
             return "by its name"
         if own and signs.counting:
             return "it counts the rows"
@@ -211,8 +211,9 @@ def notes(
     ids = {c: why for c, why in ids.items() if why}
     if ids:
         why = ", ".join(f"'{c}': {reason}" for c, reason in list(ids.items())[:4])
-        said.append(f"{_several(list(ids))} to be ids rather than measurements ({why}), and are features now; leave "
-                    f"them out: ignore={','.join(ids)}")
+        now = "is a feature now; leave it out" if len(ids) == 1 else "are features now; leave them out"
+        said.append(f"{_several(list(ids))} to be {'an id' if len(ids) == 1 else 'ids'} rather than measurements "
+                    f"({why}), and {now}: ignore={','.join(ids)}")
     mixed = [c for c in looked if not numeric[c] and found[c].numbers >= 0.5 * max(found[c].n, 1)
              and not found[c].commas and found[c].strange]
     for column in mixed[:4]:

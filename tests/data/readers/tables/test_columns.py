@@ -46,3 +46,16 @@ def test_a_schema_needs_its_columns_alone(tmp_path):
     root = folder(tmp_path)
     load(root / "a.csv", x="age", schema=tmp_path / "s.json")
     assert load(root, schema=str(tmp_path / "s.json")).x.tolist() == [[1], [2], [3], [4]]
+
+
+def test_a_column_without_a_name_is_neither_the_label_nor_the_client(tmp_path):
+    """pandas writes its index so. It was taken for whatever nobody had named, the text of the sample included, and
+    refused as such."""
+    (tmp_path / "t.csv").write_text(",age,label\n0,31,1\n1,42,0\n2,53,1\n")
+    source = load(tmp_path / "t.csv")
+    assert source.y.tolist() == [1, 0, 1]
+    assert source.client is None
+    assert source.split is None
+    assert [feature.name for feature in source.features] == ["unnamed 1", "age"]
+    assert any("'unnamed 1': by its name" in note and "ignore=unnamed 1" in note for note in source.notes)
+    assert load(f"{tmp_path / 't.csv'}:ignore=unnamed 1").x.tolist() == [[31], [42], [53]]

@@ -50,11 +50,11 @@ SUSPICIOUS = {
 def test_ids_are_pointed_out(tmp_path, what):
     name, column, why = SUSPICIOUS[what]
     path = table(tmp_path / "t.csv", {"age": lambda k: round(DRAWN[k], 2), name: column})
-    (said,) = noted(path, "to be ids")
+    (said,) = noted(path, "rather than measurements")
     assert f"'{name}': {why}" in said
     assert f"ignore={name}" in said
     assert "'age'" not in said
-    assert not noted(f"{path}:ignore={name}", "to be ids"), "what is typed helps"
+    assert not noted(f"{path}:ignore={name}", "rather than measurements"), "what is typed helps"
     assert load(f"{path}:ignore={name}").x.shape[1] == 1
 
 
@@ -78,7 +78,7 @@ ORDINARY = {
 def test_ordinary_features_are_not(tmp_path, what, n):
     for name in ("age", "glycemic_index", "valid", "kid", "video", "time"):
         path = table(tmp_path / "t.csv", {name: ORDINARY[what], "z": lambda k: DRAWN[k]}, n)
-        assert not noted(path, "to be ids", "dates or times", "whose rows", "other texts"), name
+        assert not noted(path, "rather than measurements", "dates or times", "whose rows", "other texts"), name
 
 
 DATES = {
@@ -130,7 +130,7 @@ def test_a_stray_word_among_numbers_is_pointed_out(tmp_path):
 
 def test_named_features_are_the_users_choice(tmp_path):
     path = table(tmp_path / "t.csv", {"id": lambda k: k})
-    assert not noted(f"{path}:x=id", "to be ids")
+    assert not noted(f"{path}:x=id", "rather than measurements")
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_a_column_that_looks_like_a_group_is_pointed_out(tmp_path, what):
     (said,) = noted(path, "whose rows")
     assert f"group={name} keeps them on one side" in said
     assert noted(f"{path}:ignore={name}", "whose rows"), "who leaves it out still tears groups"
-    assert not noted(f"{path}:group={name}", "whose rows", "to be ids")
+    assert not noted(f"{path}:group={name}", "whose rows", "rather than measurements")
 
 
 def test_what_is_no_group_is_not(tmp_path):
