@@ -21,7 +21,7 @@ from coterie.evaluation.score import Scores
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import summarise
 from coterie.options import build
-from coterie.report.untrained import constant_by
+from coterie.running.untrained import constant_by
 from coterie.running import runs
 from coterie.running.clients import ModelLike
 from coterie.running.result import Result

@@ -20,7 +20,7 @@ from coterie.evaluation.reading import measured, points, shortly, unit
 from coterie.evaluation.stages import ADAPTED
 from coterie.files import write_json
 from coterie.report.table import human_bytes, human_seconds, markdown_table
-from coterie.report.untrained import constant_by
+from coterie.running.untrained import constant_by
 from coterie.running.experiment import Experiment
 
 MEANING = {

@@ -41,6 +41,7 @@ from coterie.evaluation.summary import since_arrival, summarise
 from coterie.registry import respelled
 from coterie.running import checkpoint, confusion
 from coterie.running.result import Result
+from coterie.running.targets import constants
 
 RECORDS = ("metrics.jsonl", "clients.csv", confusion.FILE)
 FIRST = ("round", "stage", "client", "name", "samples", "steps")
@@ -95,6 +96,9 @@ class Folder:
         if federation.clients * federation.classes <= MOST_CELLS:
             record["histogram"] = np.sum([federation.histogram(split) for split in SPLITS], axis=0).tolist()
             record["tested"] = federation.histogram("test").tolist()
+        if not federation.classes:
+            found = constants(federation).items()
+            record["constant"] = {name: [v if np.isfinite(v) else None for v in each.tolist()] for name, each in found}
         files.write_json(self.path / "data.json", record, indent=None)
 
     def data(self) -> dict[str, Any] | None:
@@ -313,6 +317,8 @@ def _scores(header: Sequence[str], lines: list[list[str]], chosen: Scale | None)
     whole = [np.array([int(line[header.index(name)]) for line in lines]) for name in ("client", "samples", "steps")]
     metrics = [name for name in header if name not in FIRST and not name.startswith(VAL)]
     found = {name: column(name) for name in metrics}
+    if "loss" in found:  # earlier versions wrote nothing where a model's loss was not a number
+        found["loss"] = np.where(np.isnan(found["loss"]) & (whole[1] > 0), np.inf, found["loss"])
     test = {name: values for name, values in found.items() if name != "accuracy" or not np.isnan(values).all()}
     val = {name: column(f"{VAL}{name}") for name in test if f"{VAL}{name}" in header}
     for name in ("loss", *([chosen.name] if chosen is not None else [])):
