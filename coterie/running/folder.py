@@ -2,7 +2,7 @@
 
     config.json              what was asked for, versions, seed, revision
     data.json                every client's samples by split and class
-    metrics.jsonl            one line a round, one an evaluation, and one on the models of a few-model method
+    metrics.jsonl            one line a round, one an evaluation, one on the models of a few-model method, and notes
     clients.csv              every client's scores at every evaluation
     confusion.jsonl          every client's confusion matrix at the rounds that are reported
     checkpoint.safetensors   the state after some round
@@ -111,6 +111,15 @@ class Folder:
     def models(self) -> dict[str, Any] | None:
         """What the finished run recorded of its few models, if it has such."""
         return next((record for record in self._lines() if record["kind"] == "models"), None)
+
+    def append_note(self, note: dict[str, Any]) -> None:
+        self._append("metrics.jsonl", json.dumps({"kind": "note", **note}) + "\n")
+
+    def notes(self) -> list[dict[str, Any]]:
+        """What the run has said of itself, see `running.rate`."""
+        with _reading(self.path / "metrics.jsonl"):
+            found = [record for record in self._lines() if record["kind"] == "note"]
+            return [{**{k: v for k, v in note.items() if k != "kind"}, "text": str(note["text"])} for note in found]
 
     def append_round(self, record: dict[str, Any]) -> None:
         self._append("metrics.jsonl", json.dumps({"kind": "round", **record}) + "\n")
@@ -243,7 +252,7 @@ class Folder:
             classes = confusion.class_names(config.get("federation", {}), int(samples.get("classes", 0)))
         return Result(
             method, seed, history, rounds, sum(record["seconds"] for record in rounds), printed, names, self.path,
-            arrives=arrives, classes=classes,
+            arrives=arrives, classes=classes, notes=tuple(self.notes()),
         )
 
     def _lines(self) -> Iterable[dict[str, Any]]:

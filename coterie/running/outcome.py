@@ -22,6 +22,7 @@ from coterie.errors import counted
 from coterie.evaluation.reading import shortly, unit
 from coterie.evaluation.score import Scores
 from coterie.evaluation.stages import SEEN
+from coterie.running.folder import Folder
 from coterie.running.result import Result, When
 from coterie.running.untrained import Floats, Level, constant, level
 
@@ -51,7 +52,8 @@ class Outcome:
         if self.kind == DIVERGED or self.later:
             lost = f"the loss of {self.clients} of {counted(self.of, 'client')} is not finite since round {self.since}"
             some = f" in {self.hit} of {self.seeds} seeds" if self.seeds > 1 else ""
-            shown = "round 0, before any training" if self.untrained == self.seeds else "an earlier round"
+            first = self.untrained + self.early == self.seeds
+            shown = "round 0, before the first round of training" if first else "an earlier round"
             return f"diverged{some}: {lost}" + (f"; its numbers are of {shown}" if self.later else "")
         if self.untrained:
             some = f" in {self.untrained} of {self.seeds} seeds" if self.seeds > 1 else ""
@@ -78,7 +80,7 @@ def outcome(
         later=any(one.hit for one in each) and all(one.later for one in each if one.hit),
         untrained=sum(one.untrained for one in each), early=sum(one.early for one in each),
     )
-    if found.hit and (not found.later or found.untrained):
+    if found.hit and (not found.later or found.untrained or found.early):
         return replace(found, kind=DIVERGED)
     if found.untrained == found.seeds:
         return replace(found, kind=NOTHING)
@@ -141,6 +143,11 @@ def gap(values: Floats, against: Level, sign: int) -> tuple[float, float] | None
     if not both.any():
         return None
     return float(sign * (means[both] - guess[both]).mean()), float(guess[both].mean())
+
+
+def warnings_of(folder: Folder, stages: Sequence[str] = SEEN) -> list[str]:
+    """The same of a run folder; nothing before its first evaluation."""
+    return said_of(folder.result(), stages) if folder.history() else []
 
 
 def said_of(result: Result, stages: Sequence[str] = SEEN) -> list[str]:

@@ -173,9 +173,12 @@ def _of_targets(results: Sequence[Result], scale: Scale) -> Level | None:
     known = own[np.isfinite(own)]
     relative = name in (MSE().label, MAE().label)
     slack = ROUNDED * float(np.abs(known).mean()) if relative and len(known) else EXACT
-    middle = "median" if name == MAE().label else "mean"
-    words = f"always answering the {middle} of the client's training targets"
-    return Level(words, own, np.zeros((len(own), 0)), slack)
+    return Level(of_targets(name), own, np.zeros((len(own), 0)), slack)
+
+
+def of_targets(name: str) -> str:
+    """The words for a constant answer by a metric of numbers."""
+    return f"always answering the {'median' if name == MAE().label else 'mean'} of the client's training targets"
 
 
 def _targets(result: Result) -> dict[str, Floats] | None:
