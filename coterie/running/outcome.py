@@ -1,8 +1,8 @@
 """What became of a run, stage by stage: it learned something, it learned nothing, or it diverged. Tables, sentences, the
 page, advice and exports all ask here.
 
-    diverged                      the loss of some client's model is not finite at the round that is reported, or the
-                                  models before training are reported because all later ones diverged
+    diverged                      the loss of some client's model is not finite at the round that is reported, or round
+                                  0 is reported and later ones diverged
     learned nothing               the models before training were the best on validation data, or the mean over clients
                                   is what a constant answer of each client scores
     worse than a constant answer  the mean over clients is worse than that
