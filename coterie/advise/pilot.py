@@ -23,9 +23,9 @@ from coterie.evaluation.summary import summarise
 from coterie.metrics.loss import Loss
 from coterie.metrics.regression import MSE
 from coterie.options import build
-from coterie.running.outcome import DIVERGED, outcome
 from coterie.running import runs
 from coterie.running.clients import ModelLike
+from coterie.running.outcome import DIVERGED, outcome
 from coterie.running.result import Result
 from coterie.running.server import Server
 from coterie.running.simulation import Simulation

@@ -118,7 +118,7 @@ class Metric(Tally):
     def _blind(
         self, known: NDArray[np.int64] | Tensor, scored: NDArray[np.int64] | Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs, labels and weights of one client's constant answer; of classes, one line for each with its samples."""
+        """Outputs, labels and weights of one client's constant answer; of classes, a line for each with its samples."""
         if isinstance(known, np.ndarray):  # [classes] samples
             shares = torch.from_numpy(known).double() / max(int(known.sum()), 1)
             outputs = shares.log() if known.any() else torch.zeros_like(shares)

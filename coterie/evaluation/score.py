@@ -47,10 +47,10 @@ class Scores:
 
     @property
     def diverged(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which clients' models `[c]` diverged: their loss, or the metric that is read, is infinite on test or validation
-        data. A loss that is not a number counts as infinite; NaN is for clients without data."""
+        """Which clients' models `[c]` diverged: their loss, or the metric that is read, is infinite on test or on
+        validation data. A loss that is not a number counts as infinite; NaN is for clients without data."""
         found = [split[name] for split in (self.test, self.val) for name in ("loss", self.metric) if name in split]
-        return np.isinf(np.stack(found)).any(0)
+        return np.asarray(np.isinf(np.stack(found)).any(0))
 
     def counted(self, split: dict[str, Array]) -> Array:
         """The metric that is read on `test` or `val` `[c]`, where a model that diverged has the worst value there is: 0

@@ -64,8 +64,8 @@ def summarise(scores: Scores) -> Summary:
 
 def validation_score(scores: Scores) -> tuple[float, float]:
     """What decides between rounds, larger is better: the mean validation metric in its direction, then minus the mean
-    validation loss. Where no client's validation data can say what the metric is, the loss decides alone. A client whose
-    model diverged counts with the worst value there is."""
+    validation loss. Where no client's validation data can say what the metric is, the loss decides alone. A client
+    whose model diverged counts with the worst value there is."""
     chosen, loss = _mean(scores.counted(scores.val)), _mean(scores.val["loss"])
     if np.isnan(loss):
         return (float("nan"), float("nan"))

@@ -137,7 +137,7 @@ class Driver:
 
     def _pace(self) -> float:
         """Seconds a round."""
-        return sum(record["seconds"] for record in self.rounds) / max(len(self.rounds), 1)
+        return float(sum(record["seconds"] for record in self.rounds)) / max(len(self.rounds), 1)
 
     def _noted(self, note: dict[str, Any] | None) -> str:
         """Write down what the run says of itself, if anything; the words."""

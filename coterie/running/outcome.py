@@ -1,5 +1,6 @@
-"""What became of a run, stage by stage: it learned something, it learned nothing, or it diverged. Tables, sentences, the
-page, advice and exports all ask here.
+"""What became of a run, stage by stage: it learned something, it learned nothing, or it diverged.
+
+Tables, sentences, the page, advice and exports all ask here.
 
     diverged                      the loss of some client's model is not finite at the round that is reported, or round
                                   0 is reported and later ones diverged
@@ -28,6 +29,10 @@ from coterie.running.untrained import Floats, Level, constant, level
 
 Kind = Literal["", "diverged", "learned nothing", "worse than a constant answer"]
 """Empty where there is nothing to say."""
+FINE: Kind
+DIVERGED: Kind
+NOTHING: Kind
+WORSE: Kind
 FINE, DIVERGED, NOTHING, WORSE = get_args(Kind)
 
 
@@ -84,7 +89,8 @@ def outcome(
         return replace(found, kind=DIVERGED)
     if found.untrained == found.seeds:
         return replace(found, kind=NOTHING)
-    return replace(found, **_beside(values, against, runs[0].at(stage, when)))
+    kind, beaten = _beside(values, against, runs[0].at(stage, when))
+    return replace(found, kind=kind, beaten=beaten)
 
 
 def diverged(result: Result) -> bool:
@@ -114,19 +120,19 @@ def _over_seeds(scores: Sequence[Scores]) -> Floats:
     return table
 
 
-def _beside(values: Floats, against: Level | None, scores: Scores) -> dict[str, str]:
+def _beside(values: Floats, against: Level | None, scores: Scores) -> tuple[Kind, str]:
     """The kind, and the constant answer that is not beaten, of values `[seeds, clients]`."""
     scale = scores.scale
     found = gap(values, against, scale.sign) if against is not None else None
     if found is None or against is None:
-        return {}
+        return FINE, ""
     ahead, guess = found
     said = f"{against.words} ({shortly(scale, guess)}{unit(scale)})"
     if ahead < -against.slack:
-        return {"kind": WORSE, "beaten": said}
+        return WORSE, said
     if not against.perfect and (ahead <= against.slack or constant(values, against)):
-        return {"kind": NOTHING, "beaten": said}
-    return {}
+        return NOTHING, said
+    return FINE, ""
 
 
 def gap(values: Floats, against: Level, sign: int) -> tuple[float, float] | None:

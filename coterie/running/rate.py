@@ -3,8 +3,8 @@
 A `Watch` looks at how large the clients' rows become, in the first rounds only and where they are computed. Where they
 are not finite, or far larger than at the start, the clients' losses are looked at: explosion is a loss that is not
 finite, or more than FAR times both that before training and a constant answer's. The run is then repeated aside up to
-the first round that explodes, and that round is done again with smaller rates until one does not. The run itself goes on
-as it was: nothing of it is read by the copy but its engine, which keeps no state.
+the first round that explodes, and that round is done again with smaller rates until one does not. The run itself goes
+on as it was: the copy has its engine, which keeps no state, and nothing else of it.
 """
 
 from __future__ import annotations
@@ -84,19 +84,19 @@ class Watch:
         return self._examined(seconds)
 
     def _examined(self, seconds: float) -> dict[str, Any] | None:
-        begun = time.perf_counter()
-        now = self.simulation.losses()
-        if self._too_large():
-            note = self._worded(self.simulation.rounds_done, now, ~np.isfinite(now), [], None,
-                                "too large to try a smaller rate aside") if not np.isfinite(now).all() else None
-        else:
-            try:
-                note = self._retried(now, begun, seconds)
-            except (RuntimeError, MemoryError) as reason:  # whatever happens aside must not stop the run
-                lost = ~np.isfinite(now)
-                note = self._worded(self.simulation.rounds_done, now, lost, [], None, str(reason)) if lost.any() else None
+        begun, now = time.perf_counter(), self.simulation.losses()
+        try:
+            note = self._untried(now, "its states are too large") if self._too_large() else self._retried(
+                now, begun, seconds)
+        except Exception as reason:  # whatever happens aside must not stop the run
+            note = self._untried(now, str(reason))
         self.quiet = note is not None
         return note
+
+    def _untried(self, now: FloatArray, why: str) -> dict[str, Any] | None:
+        """What can be said without trying anything aside."""
+        lost = ~np.isfinite(now)
+        return self._worded(self.simulation.rounds_done, now, lost, [], None, why) if lost.any() else None
 
     def _too_large(self) -> bool:
         """Whether a copy of the states and one to go back to would not fit beside the run."""

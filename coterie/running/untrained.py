@@ -1,8 +1,8 @@
 """What has learned nothing: no better than a constant answer of each client, or one answer for everybody.
 
 What such an answer scores by a metric follows from the counts of the labels, or was computed from the targets when the
-run began: a run folder holds both. Where they are not known, and for a metric of which that is not known (a user's own),
-nothing is said.
+run began: a run folder holds both. Where they are not known, and for a metric of which that is not known, such as a
+user's own, nothing is said.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Level:
 
     @property
     def perfect(self) -> bool:
-        """Whether constant answers are always right, so that no model can be better: the data cannot tell models apart."""
+        """Whether constant answers are always right, so that no model can be better."""
         known = self.own[np.isfinite(self.own)]
         return self.blind and bool(len(known)) and float(known.mean()) >= 1 - EXACT
 

@@ -1,8 +1,7 @@
-"""Deliberately bad experiments through the real command line: each ends in a finite answer under the right label, or in a
-sentence; none calls a method best that diverged or is no better than a constant answer.
+"""Deliberately bad experiments through the real command line, each with a labelled answer or a sentence at its end.
 
-The labels are worked out a second time here, from the table that was written and from clients.csv alone. Case k is always
-the same one.
+None calls a method best that diverged or is no better than a constant answer. The labels are worked out a second time
+here, from the table that was written and from clients.csv alone. Case k is always the same one.
 """
 
 from __future__ import annotations
@@ -86,12 +85,13 @@ def case(number):
         x[0] *= 1e15
     elif trouble == "unequal scales":
         x = x * 10.0 ** np.arange(0, 3 * width, 3)
-    elif trouble == "NaN after round 3":  # a linear model whose error grows by 10^4 a round: overflow in the fifth or so
+    elif trouble == "NaN after round 3":  # a linear model whose error grows by 10^4 a round overflows in the fifth or so
         curve = float(np.linalg.eigvalsh(2 * np.einsum("cnw,cnv->wv", x, x) / (clients * each)).max())
         lr, model, extra = 1e4 / curve, "linear", ["--set", "batch=0"]
     own = trouble == "own loss"
-    metric = ("accuracy", "accuracy", "loss", "balanced_accuracy", "nll")[int(rng.integers(5))] if kind == "classes" else (
-        "loss", "loss", "mae", "r2", "mse")[int(rng.integers(5))]
+    metrics = ("accuracy", "accuracy", "loss", "balanced_accuracy", "nll")
+    metrics = metrics if kind == "classes" else ("loss", "loss", "mae", "r2", "mse")
+    metric = metrics[int(rng.integers(5))]
     names = [str(name) for name in rng.choice(FILES, 1 + int(rng.integers(2)), replace=False)]
     method = names[0] + PLUGS[int(rng.integers(len(PLUGS)))]
     compare = rng.random() < 0.5
@@ -106,7 +106,8 @@ def case(number):
         for n in range(each if splits else (1 if c % 2 else each)):
             # the first three of a client, and every later one by turns: every split has some of every client
             split = ("train", "val", "test", "train", "test")[n % 5]
-            rows.append((f"c{c}", split, tuple(x[c, n].tolist()), float(y[c, n]) if kind == "numbers" else int(y[c, n])))
+            label = float(y[c, n]) if kind == "numbers" else int(y[c, n])
+            rows.append((f"c{c}", split, tuple(x[c, n].tolist()), label))
     return Case(number, trouble, kind, tuple(rows), tuple(words), own, metric)
 
 
@@ -186,7 +187,8 @@ def expected(one, line, seeds):
     rounds = [int(t) for t in line["rounds"].split()]
     shown = [[row for row in rows if row["stage"] == line["stage"] and int(row["round"]) == t]
              for rows, t in zip(seeds, rounds, strict=True)]
-    last = [[row for row in rows if row["stage"] == line["stage"] and row["round"] == rows[-1]["round"]] for rows in seeds]
+    last = [[row for row in rows if row["stage"] == line["stage"] and row["round"] == rows[-1]["round"]]
+            for rows in seeds]
     now, later = [infinite(rows, metric) for rows in shown], [infinite(rows, metric) for rows in last]
     if any(now) or (any(later) and 0 in rounds):
         return {"diverged"}
@@ -263,7 +265,8 @@ def check(one, folder, said, page=""):
             assert line["mean"] == "" or math.isfinite(float(line["mean"]))
             if line["when"] == "chosen":
                 sound.add(called(line))
-    for before, after in (("For the mean over clients, ", " is best with "), ("For the worst client, ", " is best with ")):
+    after = " is best with "
+    for before in ("For the mean over clients, ", "For the worst client, "):
         for text in said.splitlines():
             if before in text and after in text:
                 name = text.partition(before)[2].partition(after)[0]
