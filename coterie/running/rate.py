@@ -60,7 +60,7 @@ class Watch:
         """What clients sent or keep `[C, ...]`: the largest number in their rows `[C]`, without waiting for it."""
         layout = self.simulation.layout
         for t in records.values():
-            if t.is_floating_point() and t.shape[-1:] == (layout.size,) and len(t):
+            if t.is_floating_point() and t.ndim > 1 and t.shape[-1] == layout.size and len(t):
                 self._sizes.append(layout.cut(t.detach(), "parameters").abs().flatten(1).amax(1))
             elif t.is_floating_point() and t.numel():
                 self._sizes.append(torch.where(t.detach().isfinite().all(), 0.0, math.inf)[None])

@@ -85,7 +85,7 @@ def case(number):
         x[0] *= 1e15
     elif trouble == "unequal scales":
         x = x * 10.0 ** np.arange(0, 3 * width, 3)
-    elif trouble == "NaN after round 3":  # a linear model whose error grows by 10^4 a round overflows in the fifth or so
+    elif trouble == "NaN after round 3":  # a linear model whose error grows by 10^4 a round
         curve = float(np.linalg.eigvalsh(2 * np.einsum("cnw,cnv->wv", x, x) / (clients * each)).max())
         lr, model, extra = 1e4 / curve, "linear", ["--set", "batch=0"]
     own = trouble == "own loss"

@@ -130,7 +130,8 @@ def test_one_diverged_seed_of_three_is_said():
     runs = [result("fedavg", start, broken if seed == 1 else fine, seed=seed) for seed in range(3)]
     runs += [result("local", start, ([0.8, 0.8], 0.2), seed=seed) for seed in range(3)]
     # what a broken seed would report: 0.9 and 0 are worse than the 0.5 of round 0
-    assert "fedavg (served) and fedavg + fine-tune diverged in 1 of 3 seeds: the loss of 1 of 2 clients" in verdict(runs)
+    both = "fedavg (served) and fedavg + fine-tune"
+    assert f"{both} diverged in 1 of 3 seeds: the loss of 1 of 2 clients" in verdict(runs)
     assert "local (served) is best" in verdict(runs)
 
 

@@ -59,7 +59,7 @@ def test_the_rate_that_is_named_is_fine_and_the_larger_ones_that_were_tried_are_
     assert len(said) == 1
     note, = Folder(tmp_path / "run").result().notes
     assert note["text"] == said[0]
-    assert said[0].startswith("round 1: the loss of 4 of 4 clients is more than 10 times that before training at lr=10; ")
+    assert said[0].startswith("round 1: the loss of 4 of 4 clients is more than 10 times that before training at lr=10")
     assert note["tried"] == [3, 1][: len(note["tried"])]
     assert said[0].endswith(f"--set lr={note['fine']:g}.")
     for lr in (10.0, *note["tried"]):
@@ -101,15 +101,15 @@ def test_runs_that_are_computed_together_are_the_same_too(tmp_path, blind):
 
 def test_a_resumed_run_says_it_once(tmp_path):
     """Stopped after its second round, with the note in its records, and gone on to the end."""
-    class Enough(Exception):
+    class EnoughError(Exception):
         pass
 
     def stop(progress):
         if progress.round == 2:
-            raise Enough
+            raise EnoughError
 
     given = {"rounds": 4, "lr": 10.0, "evaluate_every": 1, "checkpoint_every": 1, "batch": 0, "device": "cpu"}
-    with pytest.raises(Enough):
+    with pytest.raises(EnoughError):
         coterie.run("fedavg", model("linear", (3,), 1), clients(), folder=tmp_path / "run", watch=stop, **given)
     assert len(Folder(tmp_path / "run").notes()) == 1
     again = coterie.run("fedavg", model("linear", (3,), 1), clients(), folder=tmp_path / "run", resume=True, **given)
