@@ -74,9 +74,10 @@ def show(pilot: Pilot, go_on: str, folder: Path, console: Console) -> None:
     console.print(lines)
     console.print()
     console.print(report.table(pilot))
-    console.print("\nTo go on:")
-    console.print(f"  {go_on}", highlight=False, markup=False, soft_wrap=True)
-    for text in report.names(pilot):
-        console.print(text, highlight=False, markup=False)
+    if pilot.advice.learned:
+        console.print("\nTo go on:")
+        console.print(f"  {go_on}", highlight=False, markup=False, soft_wrap=True)
+        for text in report.names(pilot):
+            console.print(text, highlight=False, markup=False)
     report.write(pilot, go_on, folder)
     console.print(f"advice: {folder / 'advice.md'}, {folder / 'advice.json'}", soft_wrap=True)

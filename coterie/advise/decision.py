@@ -41,6 +41,7 @@ class Candidate:
     new_test: float  # mean over newcomers
     bytes_each_round: float  # per client, both ways
     seconds: float = 0.0
+    lost: str = ""  # that it diverged or learned nothing, in words; it is then no candidate
 
     @property
     def label(self) -> str:
@@ -63,6 +64,8 @@ class Findings:
     guess: Array | None = None  # [clients]
     """What a constant answer scores on the validation data of each client that trains, larger is better; None where
     that is not known."""
+    guessing: str = "always answering the client's most frequent class"
+    """The words for it."""
     validation: int | None = None  # validation samples of the median client
     classes: bool = True  # whether the targets are classes
 
@@ -111,14 +114,15 @@ def decide(findings: Findings) -> Advice:
     weight = WEIGHT[findings.newcomers] if findings.newcomers_held_out else 0.0
     standings = _standings(findings.candidates, weight, findings.objective)
     if not standings:
-        raise CoterieError("no method of the pilot has a finite validation score; lower the learning rate (--set lr=).")
+        raise CoterieError("no method of the pilot can be advised: each diverged or was best before its first round; "
+                           "lower the learning rate (--set lr=...) or scale the inputs (scale=true for tables).")
     best = max(standings, key=lambda one: one.value)
     chosen = next(one for one in standings if one.close)
     rival, lag = None, 0.0
     if findings.newcomers_held_out:
         ranked = _standings(findings.candidates, 1.0, findings.objective)
-        same = next(one for one in ranked if one.candidate is chosen.candidate)
-        if same.beyond_noise:
+        same = next((one for one in ranked if one.candidate is chosen.candidate), None)
+        if same is not None and same.beyond_noise:
             rival, lag = next(one for one in ranked if one.close), same.behind
     top = max((one.candidate for one in standings), key=mean_seen)
     return Advice(chosen, best, tuple(standings), _alone(findings), rival, lag, _learned(top, findings.guess))
@@ -130,8 +134,8 @@ def mean_seen(candidate: Candidate) -> float:
 
 
 def _standings(candidates: Sequence[Candidate], weight: float, objective: Objective) -> list[Standing]:
-    """Candidates with finite scores against the best of them, in the order given."""
-    fine = [c for c in candidates if _finite(c.seen) and (not weight or _finite(c.new))]
+    """Candidates with finite scores that learned something, against the best of them, in the order given."""
+    fine = [c for c in candidates if not c.lost and _finite(c.seen) and (not weight or _finite(c.new))]
     if not fine:
         return []
     seeds, clients = fine[0].seen.shape
@@ -184,8 +188,8 @@ def _learned(top: Candidate, guess: Array | None) -> bool:
 
 def _alone(findings: Findings) -> Literal["too small", "as good", "enough"]:
     """Whether clients have enough data to learn alone, judged by the clients that trained."""
-    local = [c for c in findings.candidates if c.way == "local" and _finite(c.seen)]
-    others = [c for c in findings.candidates if c.way != "local" and _finite(c.seen)]
+    fine = [c for c in findings.candidates if not c.lost and _finite(c.seen)]
+    local, others = [c for c in fine if c.way == "local"], [c for c in fine if c.way != "local"]
     if not local or not others:
         return "as good"
     better = max(others, key=mean_seen)

@@ -20,14 +20,18 @@ from coterie.errors import CoterieError
 from coterie.evaluation.score import Scores
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import summarise
+from coterie.metrics.loss import Loss
+from coterie.metrics.regression import MSE
 from coterie.options import build
-from coterie.report.untrained import constant_by
 from coterie.running import runs
 from coterie.running.clients import ModelLike
+from coterie.running.outcome import DIVERGED, outcome
 from coterie.running.result import Result
 from coterie.running.server import Server
 from coterie.running.simulation import Simulation
+from coterie.running.targets import constants
 from coterie.running.training import Training
+from coterie.running.untrained import constant_by, of_targets
 
 WAYS = {
     "local": "local", "fedavg": "shared", "feddyn": "shared", "fedper": "decoupling", "perfedavg": "meta-learning",
@@ -109,8 +113,8 @@ def advise(
     sizes, scale = federation.sizes("train")[federation.seen], results[0].at(SERVED).scale
     found = Findings(
         candidates(results, data), measured, groups, data.population, len(data.unseen),
-        (int(sizes.min()), int(np.median(sizes))), scale, newcomers, objective, constant(data, scale),
-        int(np.median(federation.sizes("val")[federation.seen])), bool(federation.classes),
+        (int(sizes.min()), int(np.median(sizes))), scale, newcomers, objective, constant(data, scale, loss),
+        constant_words(data, scale), int(np.median(federation.sizes("val")[federation.seen])), bool(federation.classes),
     )
     return Pilot(found, decide(found), plan, time.perf_counter() - start)
 
@@ -134,15 +138,26 @@ def _possible(
     return tuple(kept), tuple(left_out)
 
 
-def constant(federation: Federation, scale: Scale) -> Array | None:
+def constant(federation: Federation, scale: Scale, loss: PerSample | None = None) -> Array | None:
     """What a constant answer scores on validation data, larger is better: `[clients]`, for the clients that train.
 
-    None for targets, and for a metric of which that is not known.
+    None for a metric, or a `loss` of the user's own, of which that is not known.
     """
-    by = constant_by(scale)
-    if by is None or not federation.classes:
+    if federation.classes:
+        by = constant_by(scale)
+        levels = None if by is None else by.level(*(federation.histogram(split) for split in ("train", "val")))
+    else:
+        name = MSE().label if scale.name == Loss.name and loss is None else scale.name
+        levels = constants(federation, "val").get(name)
+    if levels is None or not np.isfinite(levels[federation.seen]).any():
         return None
-    return scale.sign * by.level(*(federation.histogram(split)[federation.seen] for split in ("train", "val")))
+    return scale.sign * np.where(np.isfinite(levels), levels, np.nan)[federation.seen]
+
+
+def constant_words(federation: Federation, scale: Scale) -> str:
+    """What such an answer is called."""
+    by = constant_by(scale) if federation.classes else None
+    return of_targets(scale.name) if by is None else by.words
 
 
 def candidates(results: Sequence[Result], federation: Federation) -> tuple[Candidate, ...]:
@@ -165,6 +180,7 @@ def _candidate(group: Sequence[Result], stage: str, federation: Federation) -> C
     seen = [run.at(stage) for run in group]
     new = [run.at(unseen(stage)) for run in group] if len(federation.unseen) else []
     found = [summarise(scores) for scores in seen]
+    became = outcome(group, stage)
     return Candidate(
         method=spelling, stage=stage, way="fine-tuning" if stage == ADAPTED and way == "shared" else way,
         seen=_validation(seen, federation),
@@ -173,12 +189,13 @@ def _candidate(group: Sequence[Result], stage: str, federation: Federation) -> C
         new_test=float(np.mean([summarise(scores).mean for scores in new])) if new else float("nan"),
         bytes_each_round=float(np.mean([run.bytes_each_round for run in group])),
         seconds=float(np.mean([run.seconds for run in group])),
+        lost=became.words if became.kind == DIVERGED or became.untrained == became.seeds else "",
     )
 
 
 def _validation(scores: Sequence[Scores], federation: Federation) -> Array:
     """`[seeds, clients]`, larger is better; NaN where a client has no validation samples of its own."""
-    rows = np.stack([s.scale.sign * s.val[s.metric] for s in scores])
+    rows = np.stack([s.scale.sign * s.counted(s.val) for s in scores])
     return np.where(federation.sizes("val")[scores[0].clients] > 0, rows, np.nan)
 
 

@@ -20,7 +20,6 @@ from coterie.evaluation.reading import measured, points, shortly, unit
 from coterie.evaluation.stages import ADAPTED
 from coterie.files import write_json
 from coterie.report.table import human_bytes, human_seconds, markdown_table
-from coterie.report.untrained import constant_by
 from coterie.running.experiment import Experiment
 
 MEANING = {
@@ -40,8 +39,18 @@ HEADS = ("way", "method", "validation", "behind ± noise", "test", "worst", "new
 def sentences(pilot: Pilot) -> list[str]:
     """The advice, then one fact each, most important first."""
     scored = _nothing(pilot) if not pilot.advice.learned else [_take(pilot), *_scored(pilot)]
-    facts = [*_unlike(pilot), *_alone(pilot), _groups(pilot), *_new(pilot), _cost(pilot), *_limits(pilot)]
+    taken = [*_new(pilot), _cost(pilot)] if pilot.advice.learned else []
+    facts = [*_lost(pilot), *_unlike(pilot), *_alone(pilot), _groups(pilot), *taken, *_limits(pilot)]
     return [*scored, *facts, *pilot.plan.left_out]
+
+
+def _lost(pilot: Pilot) -> list[str]:
+    """Candidates that diverged or learned nothing: no advice is taken from them."""
+    said: dict[str, list[str]] = {}
+    for one in pilot.findings.candidates:
+        if one.lost:
+            said.setdefault(one.lost, []).append(one.label)
+    return [f"{_joined(names)} {lost}." for lost, names in said.items()]
 
 
 def _take(pilot: Pilot) -> str:
@@ -51,18 +60,15 @@ def _take(pilot: Pilot) -> str:
 
 def _nothing(pilot: Pilot) -> list[str]:
     """No candidate beats a constant answer, so nothing can be said about ways to serve clients."""
-    found, chosen = pilot.findings, pilot.advice.chosen.candidate
+    found = pilot.findings
     top = max((s.candidate for s in pilot.advice.standings), key=mean_seen)
-    by = constant_by(found.metric)
     assert found.guess is not None
-    assert by is not None
     constant = _scored_value(pilot, float(np.nanmean(found.guess)))
     return [
-        f"Nothing was learned: no method is better, by more than noise, than {by.words} "
+        f"Nothing was learned: no method is better, by more than noise, than {found.guessing} "
         f"({_scored_value(pilot, mean_seen(top))} with {top.label}, {constant} without any model).",
         "Scale the inputs (scale=true for tables), change the learning rate (--set lr=...) or allow more rounds; then "
-        "ask again.",
-        f"Until then the numbers below say little; by them {chosen.label} would be taken.",
+        "ask again. Until then the numbers below say little, and no method is advised.",
     ]
 
 
@@ -115,19 +121,22 @@ def _degree(share: float) -> str:
 
 def _alone(pilot: Pilot) -> list[str]:
     found = pilot.findings
-    named = {c.label: c for c in found.candidates}
-    shared = max((c for c in found.candidates if c.way != "local"), key=mean_seen)
-    own, theirs = (_scored_value(pilot, mean_seen(one)) for one in (named["local"], shared))
-    numbers = f"{own} alone, {theirs} with {shared.label}"
+    fine = [one.candidate for one in pilot.advice.standings]
+    local = next((c for c in fine if c.label == "local"), None)
+    shared = max((c for c in fine if c.way != "local"), key=mean_seen, default=None)
     least, median = found.samples
     validated = "" if found.validation is None else f" and {found.validation} for validation"
     used = "" if pilot.plan.samples is None else f", of which the pilot used at most {pilot.plan.samples}"
+    said = []
+    if local is not None and shared is not None and pilot.advice.learned:
+        own, theirs = (_scored_value(pilot, mean_seen(one)) for one in (local, shared))
+        said = [{
+            "too small": "Clients are too small to learn alone",
+            "as good": "Learning alone and learning from others are equally good",
+            "enough": "Clients have enough data to learn alone",
+        }[pilot.advice.local] + f" ({own} alone, {theirs} with {shared.label})."]
     return [
-        {
-            "too small": f"Clients are too small to learn alone ({numbers}).",
-            "as good": f"Learning alone and learning from others are equally good ({numbers}).",
-            "enough": f"Clients have enough data to learn alone ({numbers}).",
-        }[pilot.advice.local],
+        *said,
         f"The median client has {counted(median, 'training sample')}{validated}, the smallest {least}{used}.",
     ]
 
@@ -178,7 +187,10 @@ def _seeds(pilot: Pilot) -> str:
 
 
 def _names(standings: list[Standing]) -> str:
-    names = [s.candidate.label for s in standings]
+    return _joined([s.candidate.label for s in standings])
+
+
+def _joined(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -220,8 +232,9 @@ def _cells(pilot: Pilot, one: Standing) -> list[str]:
     def number(value: float) -> str:
         return shortly(scale, value)
 
-    mark = "→ " if one is pilot.advice.chosen else ""
-    behind = "best" if one is pilot.advice.best else f"{number(one.behind)} ± {number(one.error)}"
+    mark = "→ " if one is pilot.advice.chosen and pilot.advice.learned else ""
+    first = "best" if pilot.advice.learned else "first"
+    behind = first if one is pilot.advice.best else f"{number(one.behind)} ± {number(one.error)}"
     tested = [number(value) for value in (c.test, c.worst, c.new_test)]
     return [mark + c.way, c.label, number(scale.sign * one.value), behind, *tested, human_bytes(c.bytes_each_round)]
 
@@ -281,17 +294,20 @@ def names(pilot: Pilot) -> list[str]:
 def markdown(pilot: Pilot, go_on: str) -> str:
     first, *rest = sentences(pilot)
     shown = markdown_table(HEADS, rows(pilot))
-    return "\n\n".join(["# Advice", f"**{first}**", "\n".join(f"- {text}" for text in rest), shown, "To go on:",
-                        f"```console\n{go_on}\n```", *names(pilot)]) + "\n"
+    further = ["To go on:", f"```console\n{go_on}\n```", *names(pilot)] if pilot.advice.learned else []
+    return "\n\n".join(["# Advice", f"**{first}**", "\n".join(f"- {text}" for text in rest), shown, *further]) + "\n"
 
 
 def record(pilot: Pilot, go_on: str) -> dict[str, Any]:
     """Every number behind the advice, as plain values."""
     found, advice = pilot.findings, pilot.advice
-    return {
+    taken = {
         "family": advice.way, "method": advice.chosen.candidate.method, "stage": advice.chosen.candidate.stage,
-        "best": {"method": advice.best.candidate.method, "stage": advice.best.candidate.stage},
-        "sentences": sentences(pilot), "command": go_on, "local": advice.local,
+        "best": {"method": advice.best.candidate.method, "stage": advice.best.candidate.stage}, "command": go_on,
+        "local": advice.local,
+    }
+    return {
+        **(taken if advice.learned else dict.fromkeys(taken)), "sentences": sentences(pilot),
         "newcomers": found.newcomers, "objective": found.objective, "metric": found.metric.name,
         "clients": found.clients, "newcomers_held_out": found.newcomers_held_out,
         "training_samples": {"least": found.samples[0], "median": found.samples[1]},

@@ -113,6 +113,8 @@ def clusters(pulls: Array) -> PullClusters:
     """
     m = len(pulls)
     found = PullClusters(1, 0.0, 0.0, 0.0, (0,) * m)
+    if not np.isfinite(pulls).all():  # the shared model diverged, so its pulls say nothing
+        return found
     rows = _unit(pulls - pulls.mean(0))
     rows = rows - rows.mean(0)
     values, vectors = np.linalg.eigh(rows @ rows.T)  # [m], [m, m], rising

@@ -286,7 +286,8 @@ class Cohort:
         return self.measure(rows, split)["accuracy"]
 
     def measure(self, rows: Tensor, split: Split = "train", tallies: Sequence[Tally] = ()) -> dict[str, Tensor]:
-        """Loss, and accuracy where there are classes, on a split; NaN for clients that have no sample in it.
+        """Loss, and accuracy where there are classes, on a split; NaN for clients that have no sample in it, and for
+        them alone: a loss that is not a number, of a model that diverged, is infinite.
 
         Beside them the sums of `tallies` by `tally.sum`, `[C, (K,) ...]`, 0 for such clients.
         """
@@ -302,7 +303,8 @@ class Cohort:
         sums = self.engine.measure(self.members.places, rows, split, tallies)
         count = torch.from_numpy(self.engine.sizes(self.members.places, split)).to(rows.device, rows.dtype)
         count = count.view(-1, *(1,) * (rows.ndim - 2))
-        return {name: value / count if name in ALWAYS else value for name, value in sums.items()}
+        found = {name: value / count if name in ALWAYS else value for name, value in sums.items()}
+        return {**found, "loss": found["loss"].masked_fill(sums["loss"].isnan(), torch.inf)}
 
     def score(
         self, rows: Tensor, split: Split, metrics: Sequence[Metric], kept: Sequence[Tally] = ()

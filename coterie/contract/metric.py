@@ -110,21 +110,27 @@ class Metric(Tally):
         """What answering without a look at the input scores on the labels `scored`: `[clients]`, NaN without any.
 
         The answer is what the labels `known`, usually the training data, say by themselves: of classes their shares
-        as probabilities, so that the most frequent class is chosen, of numbers their mean.
+        as probabilities, so that the most frequent class is chosen, of numbers their `centre`. Without any such, it is
+        equal shares and 0.
         """
-        found = [self.value(_whole(self.sums(*_blind(k, s)))) for k, s in zip(known, scored, strict=True)]
+        found = [self.value(_whole(self.sums(*self._blind(k, s)))) for k, s in zip(known, scored, strict=True)]
         return np.array([value.numpy() for value in found], dtype=np.float64)
 
+    def centre(self, targets: Tensor) -> Tensor:
+        """The constant answer for targets `[n, ...]` that this metric likes best, `[...]`: their mean."""
+        return targets.mean(0)
 
-def _blind(known: NDArray[np.int64] | Tensor, scored: NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, labels and weights of one client's constant answer; of classes, one line for each with its samples."""
-    if isinstance(known, np.ndarray):  # [classes] samples
-        shares = torch.from_numpy(known).double() / max(int(known.sum()), 1)
-        outputs = shares.log() if known.any() else torch.zeros_like(shares)
-        return outputs.expand(len(known), -1), torch.arange(len(known)), torch.tensor(scored, dtype=torch.float64)
-    mean = known.double().mean(0) if len(known) else torch.zeros(scored.shape[1:], dtype=torch.float64)
-    outputs = mean.expand(len(scored), *mean.shape) if mean.ndim else mean.expand(len(scored), 1)
-    return outputs, torch.as_tensor(scored), torch.ones(len(scored), dtype=torch.float64)
+    def _blind(
+        self, known: NDArray[np.int64] | Tensor, scored: NDArray[np.int64] | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs, labels and weights of one client's constant answer; of classes, a line for each with its samples."""
+        if isinstance(known, np.ndarray):  # [classes] samples
+            shares = torch.from_numpy(known).double() / max(int(known.sum()), 1)
+            outputs = shares.log() if known.any() else torch.zeros_like(shares)
+            return outputs.expand(len(known), -1), torch.arange(len(known)), torch.tensor(scored, dtype=torch.float64)
+        centre = self.centre(known.double()) if len(known) else torch.zeros(scored.shape[1:], dtype=torch.float64)
+        outputs = centre.expand(len(scored), *centre.shape) if centre.ndim else centre.expand(len(scored), 1)
+        return outputs, torch.as_tensor(scored), torch.ones(len(scored), dtype=torch.float64)
 
 
 def _whole(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.packing import Packed, pack, steps_of
 from coterie.engine.prefix import Prefix
 from coterie.errors import CoterieError
+from coterie.metrics.accuracy import right
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def scores(net: Net, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Te
     """Loss and, with classes, 1 for a right answer, of every sample `[B]`; 0 for padding."""
     found = {"loss": net.task.scored(outputs, y) * weight}
     if net.task.classes:
-        found["accuracy"] = (outputs.argmax(-1) == y).to(weight.dtype) * weight
+        found["accuracy"] = right(outputs, y).to(weight.dtype) * weight
     return found
 
 

@@ -45,10 +45,30 @@ class Scores:
         """Its name."""
         return self.scale.name
 
+    @property
+    def diverged(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which clients' models `[c]` diverged: their loss, or the metric that is read, is infinite on test or on
+        validation data. A loss that is not a number counts as infinite; NaN is for clients without data."""
+        found = [split[name] for split in (self.test, self.val) for name in ("loss", self.metric) if name in split]
+        return np.asarray(np.isinf(np.stack(found)).any(0))
+
+    def counted(self, split: dict[str, Array]) -> Array:
+        """The metric that is read on `test` or `val` `[c]`, where a model that diverged has the worst value there is: 0
+        of a share, infinity elsewhere. Whatever its outputs happened to score, it gives no answers."""
+        values = split[self.metric]
+        return np.where(np.isinf(split.get("loss", values)), _worst(self.scale), values)
+
     def by(self, scale: Scale) -> Scores:
         """The same scores with another metric to be read; NaN where it was not recorded."""
         test = {scale.name: np.full(len(self.clients), np.nan), **self.test}
         return replace(self, test=test, chosen=scale)
+
+
+def _worst(scale: Scale) -> float:
+    """The worst value of a metric."""
+    if scale.percent:
+        return 0.0 if scale.higher else 1.0
+    return -scale.sign * np.inf
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from coterie.evaluation.stages import SEEN, SERVED
 class Summary:
     """What the clients' values add up to. `worst` and `lowest` are the badly served side of the metric.
 
-    `left_out` counts the clients without a value, e.g. those that have no test data or a single class of them.
+    `left_out` counts the clients without a value, e.g. those that have no test data or a single class of them, and
+    `diverged` those whose model has an infinite loss: they are in every number, with the worst value there is.
     """
 
     mean: float
@@ -27,20 +28,22 @@ class Summary:
     best: float
     jain: float
     left_out: int
+    diverged: int = 0
 
 
-def summary(values: Array, samples: np.ndarray[Any, Any], higher_is_better: bool) -> Summary:
+def summary(values: Array, samples: np.ndarray[Any, Any], higher_is_better: bool, diverged: int = 0) -> Summary:
     """Unweighted mean, mean over pooled samples, spread over clients, worst client, mean of the worst 10 % of the
     clients (at least one), best client, and Jain's index (sum x)^2 / (m sum x^2), which is 1 when all are equal."""
     there = ~np.isnan(values)
     x, n = values[there], samples[there]
     if not len(x):
         nothing = dict.fromkeys(("mean", "pooled", "std", "worst", "lowest", "best", "jain"), float("nan"))
-        return Summary(**nothing, left_out=len(values))
+        return Summary(**nothing, left_out=len(values), diverged=diverged)
     ordered = np.sort(x) if higher_is_better else np.sort(x)[::-1]
     tenth = max(1, len(x) // 10)
-    squares = float((x**2).sum())
-    with np.errstate(invalid="ignore"):  # a diverged client has an infinite loss; its spread is then not a number
+    # a diverged client has an infinite loss; its spread is then not a number, and squares of huge ones are infinite
+    with np.errstate(invalid="ignore", over="ignore"):
+        squares = float((x**2).sum())
         return Summary(
             mean=float(x.mean()),
             pooled=float((x * n).sum() / max(n.sum(), 1)),
@@ -50,18 +53,20 @@ def summary(values: Array, samples: np.ndarray[Any, Any], higher_is_better: bool
             best=float(ordered[-1]),
             jain=float(np.divide(x.sum() ** 2, len(x) * squares)) if squares > 0 else 1.0,
             left_out=int(len(values) - len(x)),
+            diverged=diverged,
         )
 
 
 def summarise(scores: Scores) -> Summary:
     """The summary of a stage's test metric."""
-    return summary(scores.test[scores.metric], scores.samples, scores.scale.higher)
+    return summary(scores.counted(scores.test), scores.samples, scores.scale.higher, int(scores.diverged.sum()))
 
 
 def validation_score(scores: Scores) -> tuple[float, float]:
     """What decides between rounds, larger is better: the mean validation metric in its direction, then minus the mean
-    validation loss. Where no client's validation data can say what the metric is, the loss decides alone."""
-    chosen, loss = _mean(scores.val[scores.metric]), _mean(scores.val["loss"])
+    validation loss. Where no client's validation data can say what the metric is, the loss decides alone. A client
+    whose model diverged counts with the worst value there is."""
+    chosen, loss = _mean(scores.counted(scores.val)), _mean(scores.val["loss"])
     if np.isnan(loss):
         return (float("nan"), float("nan"))
     return (-np.inf if np.isnan(chosen) else scores.scale.sign * chosen, -loss)

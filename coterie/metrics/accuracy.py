@@ -13,15 +13,26 @@ from coterie.errors import CoterieError
 from coterie.options import Count
 
 
+def right(outputs: Tensor, y: Tensor) -> Tensor:
+    """Whether the largest output, the first of equal ones, is that of the class: `[B, classes], [B] -> [B]`.
+
+    Outputs with one that is no number give no answer, so they are wrong: `argmax` would say the class of the first.
+    """
+    return (outputs.argmax(-1) == y) & ~outputs.isnan().any(-1)
+
+
 @dataclass(frozen=True)
 class Accuracy(Metric):
-    """Right answers over samples; the answer is the class of the largest output, the first of equal ones."""
+    """Right answers over samples; the answer is the class of the largest output, the first of equal ones.
+
+    Outputs that are no numbers are no answer.
+    """
 
     percent = True
     kind = "classes"
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        return {"right": ((outputs.argmax(-1) == y).to(weight.dtype) * weight).sum(), "samples": weight.sum()}
+        return {"right": (right(outputs, y).to(weight.dtype) * weight).sum(), "samples": weight.sum()}
 
     def value(self, sums: Mapping[str, Tensor]) -> Tensor:
         return sums["right"] / sums["samples"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.contract.metric import Metric, Tally
+from coterie.metrics.accuracy import right
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,7 @@ class _OfClasses(Metric):
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         answer, classes = outputs.argmax(-1), outputs.shape[-1]
-        right = weight * (answer == y)
-        counts = {"right": (y, right), "labels": (y, weight), "answers": (answer, weight)}
+        counts = {"right": (y, weight * right(outputs, y)), "labels": (y, weight), "answers": (answer, weight)}
         return {name: _counted(which, often, classes) for name, (which, often) in counts.items()}
 
     def _f1(self, sums: Mapping[str, Tensor]) -> Tensor:

@@ -45,6 +45,9 @@ class Live:
 
     def __call__(self, state: State) -> None:
         self._done[state.method, state.seed] = state.round
+        if state.note:
+            self.console.print(f"coterie: {state.method}, seed {state.seed}, {state.note}", markup=False,
+                               highlight=False, soft_wrap=True)
         scores = state.latest.stages[SERVED]
         served, scale = summarise(scores), scores.scale
         mean, worst = (f"{shortly(scale, v)}{unit(scale)}" for v in (served.mean, served.worst))

@@ -21,10 +21,14 @@ from coterie.errors import CoterieError
 from coterie.evaluation.reading import direction, measured, number, shortly, shown
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import since_arrival, summarise
+from coterie.running.outcome import DIVERGED, NOTHING, WORSE, Kind, outcome
 from coterie.running.result import Result, When
+from coterie.running.untrained import Level, level
 
 NAN = float("nan")
 MEAN = "mean ± seeds"
+MARKS: Mapping[Kind, str] = {DIVERGED: "✗", NOTHING: "∅", WORSE: "▽"}
+"""What stands before the mean of a method that is not ranked."""
 AGES = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, 0))
 """Spans of rounds since a client's arrival; the last one has no end."""
 
@@ -49,6 +53,9 @@ class Line:
     best: float
     jain: float
     left_out: int  # clients without a value, which no other number counts
+    diverged: int  # clients whose loss is not finite, at the round reported or the last one: the most of a seed
+    outcome: Kind  # whether it diverged or learned nothing, which is then in no ranking; else empty
+    why: str  # the same in words
     unseen: float  # mean over clients kept out of training, in the same stage
     epsilon: float  # spent by all rounds, where the aggregator is private
     bytes_each_round: float  # per client, down and up
@@ -56,6 +63,11 @@ class Line:
     rounds: tuple[int, ...]  # the round reported, seed by seed
     steps: float  # local steps a client spends to make the model that is scored
     printed: bool  # whether the method's paper printed this stage
+
+    @property
+    def ranked(self) -> bool:
+        """Whether it may be called best: it learned something."""
+        return not self.outcome
 
     @property
     def trains_before_use(self) -> bool:
@@ -78,8 +90,9 @@ def rows(results: Sequence[Result], when: When = "chosen", scale: Scale | None =
     With another `scale` the same rounds are seen by that metric; the one that decides has chosen them.
     """
     runs = by_method(results)
+    against = level(results, scale_of(results[0]))
     found = [
-        _line(group, stage, when, scale or scale_of(results[0]))
+        _line(group, stage, when, scale or scale_of(results[0]), against)
         for stage in SEEN
         for group in runs.values()
         if all(stage in run.stages for run in group)
@@ -237,9 +250,10 @@ def to_csv(results: Sequence[Result], path: str | Path) -> Path:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def _line(runs: Sequence[Result], stage: str, when: When, scale: Scale) -> Line:
+def _line(runs: Sequence[Result], stage: str, when: When, scale: Scale, against: Level | None) -> Line:
     scores = [run.at(stage, when).by(scale) for run in runs]
     found = [summarise(one) for one in scores]
+    became = outcome(runs, stage, when, against)
 
     def average(name: str) -> float:
         return float(np.mean([getattr(one, name) for one in found]))
@@ -261,6 +275,9 @@ def _line(runs: Sequence[Result], stage: str, when: When, scale: Scale) -> Line:
         best=average("best"),
         jain=average("jain"),
         left_out=max(one.left_out for one in found),
+        diverged=became.clients,
+        outcome=became.kind,
+        why=became.words,
         unseen=_unseen(runs, unseen(stage), when, scale),
         epsilon=max(run.epsilon for run in runs),
         bytes_each_round=float(np.mean([run.bytes_each_round for run in runs])),
@@ -278,7 +295,8 @@ def _unseen(runs: Sequence[Result], stage: str, when: When, scale: Scale) -> flo
 
 
 def _spread(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else NAN
+    with np.errstate(invalid="ignore"):  # an infinite one leaves no spread
+        return float(np.std(values, ddof=1)) if len(values) > 1 else NAN
 
 
 def _name(method: str) -> str:
@@ -304,7 +322,7 @@ def _cells(line: Line, extra: Sequence[str]) -> dict[str, str]:
     spread = f" ± {shown(line.scale, line.mean_spread)}" if line.seeds > 1 else ""
     return {
         "method": f"{line.label} {marks}".strip(),
-        MEAN: shown(line.scale, line.mean) + spread,
+        MEAN: (f"{MARKS[line.outcome]} " if line.outcome else "") + shown(line.scale, line.mean) + spread,
         "std": shortly(line.scale, line.client_std),
         "worst": shortly(line.scale, line.worst),
         "low10": shortly(line.scale, line.lowest),
@@ -322,16 +340,17 @@ def _marked(
 ) -> list[str]:
     """The cells in a markup: its special characters escaped, the best mean and the best worst client bold."""
     best = {
-        MEAN: line.mean == _best(group, lambda one: one.mean),
-        "worst": line.worst == _best(group, lambda one: one.worst),
+        MEAN: line.ranked and line.mean == _best(group, lambda one: one.mean),
+        "worst": line.ranked and line.worst == _best(group, lambda one: one.worst),
     }
     cells = {name: escaped(text) for name, text in _cells(line, extra).items()}
     return [bold.format(text) if best.get(name) else text for name, text in cells.items()]
 
 
 def _best(group: Sequence[Line], of: Callable[[Line], float]) -> float:
-    """The best value of several methods; NaN, which equals nothing, where there is nothing to be better than."""
-    values = [of(line) for line in group if not math.isnan(of(line))]
+    """The best value of several methods that learned something; NaN, which equals nothing, where there is nothing to be
+    better than."""
+    values = [of(line) for line in group if line.ranked and not math.isnan(of(line))]
     if len(group) < 2 or not values:
         return NAN
     return max(values) if group[0].scale.higher else min(values)
@@ -377,6 +396,9 @@ def _caption(lines: Sequence[Line], extra: Sequence[str]) -> str:
         notes.append("·t: trains before use.")
     if any(line.printed for line in lines):
         notes.append("†: the stage its paper printed.")
+    for kind, mark in MARKS.items():
+        if any(line.outcome == kind for line in lines):
+            notes.append(f"{mark}: {kind}; not ranked.")
     return "\n".join(notes)
 
 

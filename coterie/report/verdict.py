@@ -26,10 +26,11 @@ from coterie.evaluation.intervals import is_proportion
 from coterie.evaluation.reading import measured, points, shortly, shown, unit
 from coterie.evaluation.stages import ADAPTED, SERVED
 from coterie.report.series import Floats, over_seeds
-from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, rows
-from coterie.report.untrained import EXACT, constant, constant_by, known_and_scored, label_counts, of_one_class
+from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, label_of, rows
+from coterie.running.outcome import DIVERGED, NOTHING, gap
 from coterie.running.result import Result
 from coterie.running.runs import ALWAYS
+from coterie.running.untrained import Level, level
 
 BEYOND = 2.0
 """Standard errors that a difference must exceed to be more than noise."""
@@ -85,15 +86,19 @@ class Measure:
 
 
 def answer(results: Sequence[Result], unfinished: int = 0) -> dict[str, Any]:
-    """`headline`, `sentences` (on the mean and on the worst client), `caveat` and `warnings` where there are such."""
+    """`headline`, `sentences` (on the mean and on the worst client), `caveat` and `warnings` where there are such.
+
+    `mean` and `worst` are what the page shows first; a method is called best in the headline and the sentences only.
+    """
     found = cases(results)
     if not found:
-        return {"headline": NOTHING, "sentences": [], "caveat": "", "warnings": []}
-    mean, worst = MEAN.best(found), WORST.best(found)
-    hopeless, warnings = learned_nothing(results, found)
+        return {"headline": NO_DATA, "sentences": [], "caveat": "", "warnings": []}
+    able = ranked(found)
+    mean, worst = (measure.best(able or found) for measure in (MEAN, WORST))
+    hopeless, warnings = troubles(results, found)
     return {
         "headline": hopeless or _headline(mean, found), "warnings": warnings,
-        "sentences": [_sentences(measure, found) for measure in (MEAN, WORST)],
+        "sentences": [] if hopeless else [_sentences(measure, found) for measure in (MEAN, WORST)],
         "caveat": _caveat(found, unfinished),
         "mean": [mean.line.method, mean.line.stage], "worst": [worst.line.method, worst.line.stage],
     }
@@ -103,48 +108,90 @@ def verdict(results: Sequence[Result]) -> str:
     """The same for the terminal, a line for each of them; with one method only, what is wrong with it or nothing."""
     found = cases(results)
     if not found:
-        return NOTHING
-    hopeless, warnings = learned_nothing(results, found)
+        return NO_DATA
+    hopeless, warnings = troubles(results, found)
     said = [*([hopeless] if hopeless else []), *warnings]
     if len({case.line.method for case in found}) < 2:
         return " ".join([*said, *_without_value(found)])
-    said = [" ".join(said)] if said else []
+    if hopeless:
+        return "\n".join([*said, *_without_value(found)])
     said += [_sentences(measure, found) for measure in (MEAN, WORST)]
     if min(case.line.seeds for case in found) < 2:
         said.append("With one seed, the noise between seeds is unknown.")
     return "\n".join([*said, *_clients_only(found), *_without_value(found)])
 
 
-def learned_nothing(results: Sequence[Result], found: Sequence[Case]) -> tuple[str, list[str]]:
-    """A sentence where no method beats a constant answer of each client, and sentences on what to do about it."""
-    best = MEAN.best(found)
-    scale, counts, by = best.scale, label_counts(results), constant_by(best.scale)
-    if counts is None or by is None:
-        return "", []
-    clients = min(len(counts[0]), best.values.shape[1])
-    held, tested = counts[0][:clients], None if counts[1] is None else counts[1][:clients]
-    guess, values = by.level(*known_and_scored(held, tested)), over_seeds(best.values)[:clients]
-    both = np.isfinite(guess) & np.isfinite(values)
-    if not both.any():
-        return "", []
-    mean, ahead = float(guess[both].mean()), scale.sign * (values - guess)
-    said = f"{by.words} ({shortly(scale, mean)}{unit(scale)})"
-    if mean >= 1 - EXACT and of_one_class((held if tested is None else tested)[both]):
-        return "", ["Every client's test data are of one class, its most frequent one: they cannot tell methods apart."]
-    if float(ahead[both].mean()) <= EXACT:
-        what = "method does" if len({case.line.method for case in found}) > 1 else "stage does"
-        return f"No {what} better than {said}.", [f"These models are of no use yet. {HINT}"]
+def ranked(found: Sequence[Case]) -> list[Case]:
+    """Those that may be called best: they learned something, and did not diverge."""
+    return [case for case in found if case.line.ranked]
+
+
+def troubles(results: Sequence[Result], found: Sequence[Case]) -> tuple[str, list[str]]:
+    """A sentence where no method may be called best, and sentences on what went wrong and what to do about it."""
+    against, scale = level(results, found[0].scale), found[0].scale
+    if against is not None and against.perfect:
+        return ("Every client's test data are of one class, its most frequent one: they cannot tell methods apart.",
+                [*_went_wrong(found), *_retried(results)])
+    able = ranked(found)
+    what = "method" if len({case.line.method for case in found}) > 1 else "stage"
+    if not able:
+        return _hopeless(found, what, against), [*_went_wrong(found), *_hint(found, results, HINT), *_retried(results)]
     warnings = []
-    if float(ahead[both].mean()) <= BEYOND * paired_error(values, guess):
-        warnings.append(f"The best, {best.name}, is within noise between clients of {said}.")
-    if dead := [case.name for case in found if constant(case.values, held, tested, by)]:
-        listed = f"{', '.join(dead[:-1])} and {dead[-1]} score" if len(dead) > 1 else f"{dead[0]} scores"
-        it = "they have" if len(dead) > 1 else "it has"
-        warnings.append(f"{listed} exactly what a constant answer scores: {it} learned nothing. {HINT}")
-    return "", warnings
+    best = MEAN.best(able)
+    if against is not None:
+        known = gap(best.values, against, scale.sign)
+        values = over_seeds(best.values)[: len(against.own)]
+        error = paired_error(values, against.own[: len(values)])
+        if known is not None and known[0] <= BEYOND * error:
+            said = f"{against.words} ({shortly(scale, known[1])}{unit(scale)})"
+            warnings.append(f"The best, {best.name}, is within noise between clients of {said}.")
+    useless = HINT if any(case.line.outcome == NOTHING for case in found) else ""
+    return "", [*warnings, *_went_wrong(found), *_hint(found, results, useless), *_retried(results)]
+
+
+def _hopeless(found: Sequence[Case], what: str, against: Level | None) -> str:
+    kinds = {case.line.outcome for case in found}
+    if kinds == {DIVERGED}:
+        return f"Every {what} diverged, so none is best."
+    finite = [case for case in found if case.line.outcome != DIVERGED]
+    beside = None if against is None else gap(MEAN.best(finite).values, against, found[0].scale.sign)
+    if against is None or beside is None or beside[0] > against.slack:
+        return f"No {what} learned anything, so none is best."
+    scale = found[0].scale
+    return f"No {what} does better than {against.words} ({shortly(scale, beside[1])}{unit(scale)})."
+
+
+def _went_wrong(found: Sequence[Case]) -> list[str]:
+    """What became of those that are not ranked, and of those that diverged later: one sentence for all alike."""
+    said: dict[str, list[str]] = {}
+    for case in found:
+        if case.line.why:
+            said.setdefault(case.line.why, []).append(case.name)
+    return [f"{_listed(names)} {why}." for why, names in said.items()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+
+
+def _hint(found: Sequence[Case], results: Sequence[Result], otherwise: str) -> list[str]:
+    """What to do about divergence, where no smaller learning rate was found by trying, or else this."""
+    if any(note.get("fine") for result in results for note in result.notes):
+        return []
+    said = LOWER if any(case.line.outcome == DIVERGED for case in found) else otherwise
+    return [said] if said else []
+
+
+def _retried(results: Sequence[Result], most: int = 3) -> list[str]:
+    """What the runs noted of themselves while they went on, a few of them."""
+    noted = [f"{label_of(result.method, SERVED)}, seed {result.seed}, {note['text']}"
+             for result in results for note in result.notes]
+    more = [f"So did {counted(len(noted) - most, 'more run')}."] if len(noted) > most else []
+    return [*noted[:most], *more]
 
 
 HINT = "Scale the inputs or change the learning rate."
+LOWER = "Lower the learning rate (--set lr=...) or scale the inputs."
 
 
 def cases(results: Sequence[Result]) -> list[Case]:
@@ -156,18 +203,19 @@ def cases(results: Sequence[Result]) -> list[Case]:
         values, samples = np.full((line.seeds, most), np.nan), np.zeros(most, dtype=np.int64)
         for own, run in zip(values, runs[line.method]):
             scores = run.at(line.stage)
-            own[scores.clients], samples[scores.clients] = scores.test[scores.metric], scores.samples
+            own[scores.clients], samples[scores.clients] = scores.counted(scores.test), scores.samples
         if not math.isnan(line.mean):
             found.append(Case(line, values, samples))
     return found
 
 
 def served_worst(results: Sequence[Result], most: int = 3) -> Table | None:
-    """The clients that the best method serves worst, and what Local and FedAvg, as served, give them."""
+    """The clients that the best method serves worst, and what Local and FedAvg, as served, give them; None where no
+    method may be called best."""
     found = cases(results)
-    if not found:
+    if not ranked(found):
         return None
-    best = MEAN.best(found)
+    best = MEAN.best(ranked(found))
     values = over_seeds(best.values)
     order = [i for i in np.argsort(best.scale.sign * values, kind="stable") if not np.isnan(values[i])][:most]
     beside = [case for case in found if case.line.method in ALWAYS and case.line.stage == SERVED]
@@ -219,7 +267,7 @@ MEAN = Measure(
     lambda a, b: paired_error(over_seeds(a.values), over_seeds(b.values)),
 )
 WORST = Measure("the worst client", lambda case: case.line.worst, lambda case: case.line.worst_spread, worst_error)
-NOTHING = "No client has test data, so there is nothing to compare."
+NO_DATA = "No client has test data, so there is nothing to compare."
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -232,15 +280,29 @@ def baselines(found: Sequence[Case]) -> dict[str, Case | None]:
     return {name: next((c for c in found if c.line is line), None) for name, line in wanted.items()}
 
 
+def _absent(known: Mapping[str, Case | None]) -> list[str]:
+    """The baselines that nothing can be compared with, and why: a method that diverged has no number."""
+    missing = [name for name, case in known.items() if case is None]
+    lost = [name for name, case in known.items() if case is not None and case.line.outcome == DIVERGED]
+    return [
+        *([f"{' and '.join(missing)} {'were' if len(missing) > 1 else 'was'} not run"] if missing else []),
+        *([f"{' and '.join(lost)} diverged"] if lost else []),
+    ]
+
+
+def _usable(known: Mapping[str, Case | None]) -> list[Case]:
+    return [case for case in known.values() if case is not None and case.line.outcome != DIVERGED]
+
+
 def runner_up(winner: Case, found: Sequence[Case], measure: Measure) -> Case | None:
-    """The best of another method."""
-    others = [case for case in found if case.line.method != winner.line.method]
+    """The best of another method, of those that learned something."""
+    others = [case for case in ranked(found) if case.line.method != winner.line.method]
     return measure.best(others) if others else None
 
 
 def _sentences(measure: Measure, found: Sequence[Case]) -> str:
     """The best, the runner-up, and the two baselines where they are neither."""
-    winner = measure.best(found)
+    winner = measure.best(ranked(found))
     scale, apart = winner.scale, points(winner.scale)
     said = f"For {measure.what}, {winner.name} is best with {shown(scale, measure.of(winner))}{unit(scale)}"
 
@@ -254,15 +316,14 @@ def _sentences(measure: Measure, found: Sequence[Case]) -> str:
         said += f"{far}{apart} behind, {noise}" if Decimal(far) else "level with it"
     said += "."
     known = baselines(found)
-    rest = [case for case in known.values() if case is not None and case is not winner and case is not second]
+    rest = [case for case in _usable(known) if case is not winner and case is not second]
     words = [behind(case) for case in rest]
     if len(rest) == 2 and words[0][1] == words[1][1]:
         said += f" {rest[0].name} is {words[0][0]} and {rest[1].name} {words[1][0]}{apart} behind, both {words[0][1]}."
     elif rest:
         said += f" {rest[0].name} is {words[0][0]}{apart} behind ({words[0][1]})"
         said += f", {rest[1].name} {words[1][0]}{apart} ({words[1][1]})." if len(rest) == 2 else "."
-    missing = [name for name, case in known.items() if case is None]
-    return said + (f" {' and '.join(missing)} {'were' if len(missing) > 1 else 'was'} not run." if missing else "")
+    return said + "".join(f" {one}." for one in _absent(known))
 
 
 NOISE: Mapping[bool | None, str] = {
@@ -278,10 +339,13 @@ def difference(scale: Scale, a: float, b: float) -> str:
 def _headline(winner: Case, found: Sequence[Case]) -> str:
     known = baselines(found)
     missing = " and ".join(name for name, case in known.items() if case is None)
+    lost = " and ".join(name for name, case in known.items() if case is not None and case.line.outcome == DIVERGED)
     if missing and len({case.line.method for case in found}) == 1:
         return f"One method only: whether it pays cannot be said without {missing}."
     if missing:
         return f"{winner.name} leads, but whether it pays cannot be said without {missing}."
+    if lost:
+        return f"{winner.name} leads, but whether it pays cannot be said, as {lost} diverged."
     better = f"no method does better than {winner.name}"
     if winner.line.method == "local":
         return f"Training alone is as good as anything here: {better}."
@@ -290,10 +354,10 @@ def _headline(winner: Case, found: Sequence[Case]) -> str:
     if winner.line.method == "fedavg":
         return f"One shared model is as good as anything here: {better}."
     beaten = {case.name: MEAN.beyond(winner, case) for case in known.values() if case is not None}
-    level = [name for name, clear in beaten.items() if clear is False]
-    if level:
-        do = "do" if len(level) > 1 else "does"
-        return f"{winner.name} leads, but {' and '.join(level)} {do} as well within noise."
+    even = [name for name, clear in beaten.items() if clear is False]
+    if even:
+        do = "do" if len(even) > 1 else "does"
+        return f"{winner.name} leads, but {' and '.join(even)} {do} as well within noise."
     second = runner_up(winner, found, MEAN)
     clear = None if second is None else MEAN.beyond(winner, second)
     also = f"; {second.name} does as well within noise" if second is not None and clear is False else ""

@@ -17,6 +17,7 @@ from coterie.evaluation.summary import validation_score
 from coterie.running import checkpoint
 from coterie.running.confusion import Matrices, without
 from coterie.running.folder import Folder
+from coterie.running.rate import Watch
 from coterie.running.result import Result
 from coterie.running.simulation import Simulation
 from coterie.running.spec import RunSpec
@@ -33,6 +34,7 @@ class Progress:
     rounds: int
     latest: Evaluation
     record: dict[str, Any] | None = None  # of the last round, as in metrics.jsonl; None before the first
+    note: str = ""  # what the run has to say of itself, once
 
 
 class Driver:
@@ -40,24 +42,27 @@ class Driver:
 
     def __init__(
         self, simulation: Simulation, folder: Folder | None, asked: Mapping[str, Any], resume: bool, restored: bool,
-        keep: bool,
+        keep: bool, again: Callable[[], Simulation] | None = None,
     ) -> None:
         """`asked` are `head`, `freeze` and `train`, what was said of the model.
 
         `resume` goes on with what the folder holds, and the simulation is `restored` where that was a checkpoint.
 
-        `keep` leaves the simulation in the result.
+        `keep` leaves the simulation in the result, and `again` makes it anew, to try aside what it does not do.
         """
         self.simulation, self.training, self.folder = simulation, simulation.training, folder
         self.resume, self.restored, self.asked = resume, restored, asked
         self.spelling = registry.spelling(simulation.method)
         self.kept = simulation if keep else None
+        self.again = again
+        self.notes: list[dict[str, Any]] = []
 
     def _open(self) -> None:
         """Begin the records, or read those that a checkpoint goes with."""
         self.history: list[Evaluation] = []
         self.matrices = Matrices(None if self.folder is None else self.folder.append_confusion)
         self.rounds: list[dict[str, Any]] = []
+        self.watch = None if self.again is None else Watch(self.simulation, self.again)
         if self.folder is None:
             return
         if not self.resume:
@@ -66,6 +71,9 @@ class Driver:
         elif not self.restored:
             self.folder.restart()
         self.history, self.rounds = self.folder.history(), self.folder.rounds()
+        self.notes = self.folder.notes()
+        if self.watch is not None:
+            self.watch.quiet = bool(self.notes)
 
     def drive(self, stopped: Callable[[], bool]) -> Course[Result]:
         """The whole run; what its clients compute is asked for by `yield`."""
@@ -90,7 +98,7 @@ class Driver:
             self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
             sum(r["seconds"] for r in self.rounds), simulation.method.printed, simulation.federation.names,
             self.folder.path if self.folder else None, self.kept, _arrivals(simulation.federation),
-            simulation.class_names, self.matrices.held,
+            simulation.class_names, self.matrices.held, tuple(self.notes),
         )
         if self.folder is not None:
             found = simulation.models()
@@ -101,13 +109,15 @@ class Driver:
         return result
 
     def _round(self) -> Course[None]:
+        if self.watch is not None:
+            self.watch.begin()
         start = time.perf_counter()
         done = yield from self.simulation.rounding()
         beside = yield Settle(self.simulation.device, done.round)
         self.rounds.append({**asdict(done), "seconds": round((time.perf_counter() - start) / beside, 6)})
         if self.folder is not None:
             self.folder.append_round(self.rounds[-1])
-        yield from self._tell()
+        yield from self._tell(self._noted(None if self.watch is None else self.watch.end(self._pace())))
 
     def _evaluate_when_due(self) -> Course[None]:
         t = self.simulation.rounds_done
@@ -122,13 +132,27 @@ class Driver:
             federation = self.simulation.federation
             self.folder.append_evaluation(self.history[-1], _arrivals(federation), names=federation.names)
         self.matrices.keep(found, self.history)
-        yield from self._tell()
+        seen = None if self.watch is None else self.watch.evaluated(self.history[-1], self._pace())
+        yield from self._tell(self._noted(seen))
 
-    def _tell(self) -> Course[None]:
+    def _pace(self) -> float:
+        """Seconds a round."""
+        return float(sum(record["seconds"] for record in self.rounds)) / max(len(self.rounds), 1)
+
+    def _noted(self, note: dict[str, Any] | None) -> str:
+        """Write down what the run says of itself, if anything; the words."""
+        if note is None:
+            return ""
+        self.notes.append(note)
+        if self.folder is not None:
+            self.folder.append_note(note)
+        return str(note["text"])
+
+    def _tell(self, note: str) -> Course[None]:
         if self.history:
             last = self.rounds[-1] if self.rounds else None
             yield News(Progress(self.spelling, self.training.seed, self.simulation.rounds_done, self.training.rounds,
-                                self.history[-1], last))
+                                self.history[-1], last, note))
 
     def _save(self) -> None:
         if self.folder is not None:

@@ -2,7 +2,7 @@
 
     config.json              what was asked for, versions, seed, revision
     data.json                every client's samples by split and class
-    metrics.jsonl            one line a round, one an evaluation, and one on the models of a few-model method
+    metrics.jsonl            one line a round, one an evaluation, one on the models of a few-model method, and notes
     clients.csv              every client's scores at every evaluation
     confusion.jsonl          every client's confusion matrix at the rounds that are reported
     checkpoint.safetensors   the state after some round
@@ -41,6 +41,7 @@ from coterie.evaluation.summary import since_arrival, summarise
 from coterie.registry import respelled
 from coterie.running import checkpoint, confusion
 from coterie.running.result import Result
+from coterie.running.targets import constants
 
 RECORDS = ("metrics.jsonl", "clients.csv", confusion.FILE)
 FIRST = ("round", "stage", "client", "name", "samples", "steps")
@@ -95,6 +96,9 @@ class Folder:
         if federation.clients * federation.classes <= MOST_CELLS:
             record["histogram"] = np.sum([federation.histogram(split) for split in SPLITS], axis=0).tolist()
             record["tested"] = federation.histogram("test").tolist()
+        if not federation.classes:
+            found = constants(federation).items()
+            record["constant"] = {name: [v if np.isfinite(v) else None for v in each.tolist()] for name, each in found}
         files.write_json(self.path / "data.json", record, indent=None)
 
     def data(self) -> dict[str, Any] | None:
@@ -107,6 +111,15 @@ class Folder:
     def models(self) -> dict[str, Any] | None:
         """What the finished run recorded of its few models, if it has such."""
         return next((record for record in self._lines() if record["kind"] == "models"), None)
+
+    def append_note(self, note: dict[str, Any]) -> None:
+        self._append("metrics.jsonl", json.dumps({"kind": "note", **note}) + "\n")
+
+    def notes(self) -> list[dict[str, Any]]:
+        """What the run has said of itself, see `running.rate`."""
+        with _reading(self.path / "metrics.jsonl"):
+            found = [record for record in self._lines() if record["kind"] == "note"]
+            return [{**{k: v for k, v in note.items() if k != "kind"}, "text": str(note["text"])} for note in found]
 
     def append_round(self, record: dict[str, Any]) -> None:
         self._append("metrics.jsonl", json.dumps({"kind": "round", **record}) + "\n")
@@ -239,7 +252,7 @@ class Folder:
             classes = confusion.class_names(config.get("federation", {}), int(samples.get("classes", 0)))
         return Result(
             method, seed, history, rounds, sum(record["seconds"] for record in rounds), printed, names, self.path,
-            arrives=arrives, classes=classes,
+            arrives=arrives, classes=classes, notes=tuple(self.notes()),
         )
 
     def _lines(self) -> Iterable[dict[str, Any]]:
@@ -313,6 +326,8 @@ def _scores(header: Sequence[str], lines: list[list[str]], chosen: Scale | None)
     whole = [np.array([int(line[header.index(name)]) for line in lines]) for name in ("client", "samples", "steps")]
     metrics = [name for name in header if name not in FIRST and not name.startswith(VAL)]
     found = {name: column(name) for name in metrics}
+    if "loss" in found:  # earlier versions wrote nothing where a model's loss was not a number
+        found["loss"] = np.where(np.isnan(found["loss"]) & (whole[1] > 0), np.inf, found["loss"])
     test = {name: values for name, values in found.items() if name != "accuracy" or not np.isnan(values).all()}
     val = {name: column(f"{VAL}{name}") for name in test if f"{VAL}{name}" in header}
     for name in ("loss", *([chosen.name] if chosen is not None else [])):

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor, nn
 
 from coterie.contract.cohort import Init
+from coterie.contract.engine import Engine
 from coterie.contract.frozen import duplicate
 from coterie.contract.layout import Layout
 from coterie.contract.units import answering
@@ -30,6 +31,7 @@ class InMemory(Protocol):
     federation: Federation
     layout: Layout
     init: Init
+    engine: Engine
 
     def row(self, client: int, adapted: bool = False) -> Tensor:
         """The row `[D]` that a client uses."""
@@ -53,6 +55,7 @@ class Result:
     classes: tuple[str, ...] = ()  # their names, or numbers; none for regression
     matrices: Mapping[tuple[str, int], Counts] = field(default_factory=dict, repr=False, compare=False)
     """Of a run without a folder: the confusion counts by stage and round."""
+    notes: tuple[dict[str, Any], ...] = ()  # what the run said of itself while it went on, see `running.rate`
 
     @property
     def stages(self) -> tuple[str, ...]:

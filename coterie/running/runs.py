@@ -180,7 +180,14 @@ class _Wanted:
             simulation.restore(*saved)
         keep = folder is None or not self.among
         asked = {"head": shared.head, "freeze": shared.freeze, "train": shared.train}
-        return Driver(simulation, folder, asked, self.resume, saved is not None, keep)
+
+        def again() -> Simulation:
+            return Simulation(
+                self.method, shared.model, shared.federation, self.training, shared.head, shared.loss,
+                dict(simulation.choices), simulation,
+            )
+
+        return Driver(simulation, folder, asked, self.resume, saved is not None, keep, again)
 
 
 class Prepared:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +69,7 @@ class Simulation(Clients):
         self._selections: dict[int, IntArray] = {}
         self._indices: dict[bytes, tuple[Tensor, Tensor, Tensor]] = {}
         self.rounds_done = 0
+        self.noticing: Callable[[dict[str, Tensor]], None] | None = None  # is shown what clients send and keep
         self._begin(None if training.wave else (choices or {}).get("wave"))
 
     @staticmethod
@@ -130,6 +131,9 @@ class Simulation(Clients):
                 cohort = self.cohort(wave, None if pace is None else pace[place])
                 payload, cohort.memory = self.payload(wave), self._recalled(wave)
                 sent, state = yield Call(local, self.method, cohort, (payload, self._own(wave)))
+                if self.noticing is not None:
+                    self.noticing(sent.tensors())
+                    self.noticing(state.tensors())
                 down, up = self.traffic(payload.tensors(), "down"), self.traffic(sent.tensors(), "up")
                 uploads.append(self.without_local_buffers(sent.tensors()))
                 self._ahead(parts[number + 1 :] or self._first_of_round(t + 1))
@@ -171,6 +175,14 @@ class Simulation(Clients):
         server = self.server if client < self.arrived else self.admitted(ids)
         row, cohort = self._deployed(ids, server)
         return cohort.train(row)[0] if adapted else row[0]
+
+    def losses(self) -> FloatArray:
+        """The loss of the model that each training client uses now, on its validation data, else its training data."""
+        found = []
+        for ids in self._waves(np.arange(self.arrived)):
+            row, cohort = self._deployed(ids, self.server)
+            found.append(cohort.loss(row, "val").double().cpu().numpy())
+        return np.concatenate(found)
 
     def models(self) -> dict[str, Any] | None:
         """Of a method with a few server models: who uses which, how each would serve every client, how they differ.

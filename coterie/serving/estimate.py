@@ -15,7 +15,7 @@ from coterie.contract.net import Net
 from coterie.data import groups
 from coterie.data.partition import Ints
 from coterie.evaluation import intervals
-from coterie.metrics.accuracy import Accuracy
+from coterie.metrics.accuracy import Accuracy, right
 
 FOLDS = 10
 """Of the cross-validation behind the estimate; as many as samples where those are fewer."""
@@ -46,8 +46,8 @@ def held_out(net: Net, row: Tensor, x: Tensor, y: Tensor) -> Held:
     with torch.no_grad():
         outputs = net(row, x)
         loss = net.task.told(outputs, y)
-    right = outputs.argmax(1) == y if net.task.classes else torch.zeros(len(x))
-    return Held(right.double().cpu().numpy(), loss.double().cpu().numpy())
+    correct = right(outputs, y) if net.task.classes else torch.zeros(len(x))
+    return Held(correct.double().cpu().numpy(), loss.double().cpu().numpy())
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ def export_model(model: Portable, path: Path, form: str) -> str:
     apart = write(model, path, form)
     beside = f" and {path.with_suffix('.json')}" if form == "safetensors" else ""
     allowed = f"relative difference at most {apart:.1g}, {TOLERANCE:g} allowed"
-    return (f"{path}{beside}: {form}; the same outputs on {counted(len(model.x), 'sample')} ({allowed})"
-            f"{_unit(model, form)}")
+    said = f"{path}{beside}: {form}; the same outputs on {counted(len(model.x), 'sample')} ({allowed})"
+    return "\n".join([*(f"Of the run: {text}" for text in model.facts.get("warnings", ())), said + _unit(model, form)])
 
 
 def _unit(model: Portable, form: str) -> str:
@@ -94,7 +94,10 @@ def parity(expected: Tensor, found: Tensor) -> float:
     """The largest difference, relative to the largest expected value (at least 1); infinite where shapes differ."""
     if expected.shape != found.shape:
         return float("inf")
-    apart = (expected.double() - found.double()).abs().max() / expected.double().abs().max().clamp(min=1)
+    a, b = expected.double(), found.double()
+    same = (a == b) | (a.isnan() & b.isnan())  # of a model that diverged
+    largest = torch.where(a.isfinite(), a, 0.0).abs().max().clamp(min=1)
+    apart = torch.where(same, 0.0, (a - b).abs()).max() / largest
     return float(apart) if bool(torch.isfinite(apart)) else float("inf")
 
 

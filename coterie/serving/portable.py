@@ -16,8 +16,10 @@ from coterie.contract.layout import Layout
 from coterie.contract.net import Net, Task
 from coterie.contract.units import Unit, answering
 from coterie.errors import CoterieError, counted
+from coterie.evaluation.stages import ADAPTED, SERVED
 from coterie.options import options
 from coterie.running import checkpoint
+from coterie.running.outcome import warnings_of
 from coterie.running.saved import Saved
 from coterie.running.spec import RunSpec
 
@@ -163,6 +165,7 @@ def _portable(saved: Saved, row: Tensor, x: Tensor | None, t: int, facts: Mappin
     elif x.is_floating_point():
         x = x.to(row.dtype)
     job = job_of(saved)
-    known = {"method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()), "round": t}
+    known = {"method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()), "round": t,
+             "warnings": warnings_of(saved.folder, (ADAPTED if facts.get("adapted") else SERVED,))}
     whole = {**known, **facts, "job": job}
     return Portable(row, init.layout, init.module, saved.spec.classes, whole, x, Unit.of(saved.spec.unit))

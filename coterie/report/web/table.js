@@ -36,7 +36,7 @@ function table() {
   const best = {};
   for (const stage of stages())
     for (const name of ["mean", "worst"]) {
-      const values = all.filter((l) => l.stage === stage && known(l[name])).map((l) => l[name]);
+      const values = all.filter((l) => l.stage === stage && !l.outcome && known(l[name])).map((l) => l[name]);
       if (values.length > 1) best[stage + name] = looked().higher ? Math.max(...values) : Math.min(...values);
     }
   const shown = {
@@ -48,6 +48,7 @@ function table() {
     ],
     stage: (l) => l.stage,
     mean: (l) => [
+      l.outcome ? el("small", { class: "unranked", title: l.why }, `${l.outcome} `) : null,
       fmt(l.mean, fine()),
       l.seeds > 1 ? el("small", {}, ` ± ${fmt(l.mean_spread, fine())}`) : null,
     ],
@@ -109,7 +110,7 @@ function table() {
               [
                 name === "label" ? "name" : "",
                 name === "stage" ? "text" : "",
-                best[l.stage + name] !== undefined && best[l.stage + name] === l[name] ? "best" : "",
+                !l.outcome && best[l.stage + name] !== undefined && best[l.stage + name] === l[name] ? "best" : "",
               ]
                 .join(" ")
                 .trim() || null,
