@@ -13,7 +13,7 @@ from coterie.contract.cohort import Cohort, Init
 from coterie.contract.method import Uploads, enrol
 from coterie.contract.records import Models, Record, Upload
 from coterie.contract.shapes import Clustered
-from coterie.options import Count, CountOrZero, Range, Share
+from coterie.options import Count, CountOrZero, NonNegative, Range
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class CFL(Clustered):
     """Rounds before the first split."""
     smallest: Count = 2
     """Clusters of at most so many clients are not split."""
-    gamma: Share = 0.0
+    gamma: NonNegative = 0.0
     """A split needs a cosine across the cut below 1 - 2 gamma^2; larger values split less."""
     weighted: bool = True
     """Whether clients count by their samples; false counts them alike."""

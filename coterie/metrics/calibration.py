@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from coterie.contract.metric import Metric
-from coterie.options import Count
+from coterie.options import Range
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class ECE(Metric):
     numbers count as full confidence.
     """
 
-    bins: Count = 15
+    bins: Annotated[int, Range(at_least=1, at_most=10_000)] = 15
     """Bins of equal width between 0 and 1."""
 
     title = "calibration error"

@@ -333,8 +333,8 @@ def _about() -> list[str]:
         "`coterie/aggregators`. `coterie methods NAME` explains one. Options are set as in `fedfew:models=5,mu=0.1`, "
         f"presets chosen as in `fedfew:official`. Every method also has the option `validation`, by default true: "
         f"{validation[0].lower()}{validation[1:]} {alone()}",
-        "What an option may be stands before its meaning; other values are refused before anything is trained. A number "
-        "other than 0 has a size from 1e-30 to 1e30 besides, for rows are kept in float32.",
+        "What an option may be stands before its meaning; other values are refused before anything is trained. A "
+        "number other than 0 has a size from 1e-30 to 1e30 besides, for rows are kept in float32.",
         f"In the tables, {TRAFFIC}; K is the number of a method's models, M' that of the models a client receives. In "
         "the equations theta is the shared model, phi a body, h a head, SGD_i the local training of client i, n_i its "
         "samples and p_i = n_i / n its share of the participants'.",

@@ -37,7 +37,7 @@ CLASSES: dict[str, dict[str, Any]] = {
 INSIDE, FAST, OUTSIDE = 30, 6, 28
 """Draws for each option: inside its range, how many of them in every run of the tests, and outside."""
 FREE = {
-    "split_after", "smallest", "received", "every", "selected", "common_rounds", "models", "faulty", "chosen", "bins",
+    "split_after", "smallest", "received", "every", "selected", "common_rounds", "models", "faulty", "chosen",
 }
 """Counts that cost nothing however large; time or memory grows with the others, which are drawn small."""
 SMALL = 12

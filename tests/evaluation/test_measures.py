@@ -148,7 +148,7 @@ def test_the_few_models_of_a_method_are_scored_by_the_chosen_metric(tiny):
     ("auto", ("top_k",), 5, r"top_k's k must be below the 5 classes of these data, not 5; write "
                             r"top_k\(k=4\)"),
     ("top_k(k=0)", (), 5, "k must be at least 1, not 0"),
-    ("ece(bins=0)", (), 5, "bins must be at least 1, not 0"),
+    ("ece(bins=0)", (), 5, "bins must be from 1 to 10000, not 0"),
     ("recall", (), 3, "number of each class, so it cannot decide between rounds; watch it"),
     ("balanced", (), 3, "unknown metric 'balanced'; did you mean 'balanced_accuracy'"),
     ("accuracy(k=3)", (), 3, "unknown option of accuracy 'k'"),

@@ -248,9 +248,9 @@ def test_ifca_recovers_two_opposite_groups(tiny):
 
 
 @pytest.mark.parametrize("method", ["ifca", "fedfew", "fesem", "fedsoft"])
-@pytest.mark.parametrize("models", [0, 5])
-def test_more_models_than_clients_are_refused(tiny, method, models):
-    with pytest.raises(CoterieError, match=f"{method} with {models} models needs"):
+@pytest.mark.parametrize(("models", "said"), [(0, "'s models must be at least 1"), (5, " with 5 models needs")])
+def test_more_models_than_clients_are_refused(tiny, method, models, said):
+    with pytest.raises(CoterieError, match=f"{method}{said}"):
         tiny.simulation(f"{method}:models={models}")
 
 

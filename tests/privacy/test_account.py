@@ -150,6 +150,6 @@ def test_a_target_that_no_noise_reaches_is_a_sentence():
     its largest order, a = 1024, however large sigma is: 0.0238."""
     left = np.log(1023 / 1024) - (np.log(1e-14) + np.log(1024)) / 1023
     assert left == pytest.approx(0.0238, abs=1e-4)
-    with pytest.raises(CoterieError, match="no noise keeps 2 rounds within epsilon=0.02 at delta=1e-14"):
+    with pytest.raises(CoterieError, match=r"no noise keeps 2 rounds within epsilon=0\.02 at delta=1e-14"):
         account.noise(0.02, 1.0, 2, 1e-14)
     assert account.noise(0.03, 1.0, 2, 1e-14) > 0
