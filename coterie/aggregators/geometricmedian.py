@@ -28,12 +28,17 @@ class GeometricMedian(Aggregator):
     weighted: bool = True
     """Whether clients count by their weights or, with false, alike."""
 
+    robust = True
     protects = "the model, while less than half of the weight is arbitrary"
     cite = "Pillutla et al., Robust aggregation for federated learning, IEEE TSP 2022"
 
     def __post_init__(self) -> None:
         if not self.smoothing > 0 or self.iterations < 1:
             raise CoterieError("geometricmedian needs a positive smoothing and at least one iteration.")
+
+    @property
+    def weighs(self) -> bool:
+        return self.weighted
 
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         products = gram(updates)

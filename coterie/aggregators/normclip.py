@@ -23,12 +23,17 @@ class NormClip(Aggregator):
     bound: float | None = None
     """The bound b; by default the median of the round's norms."""
 
+    robust = True
     protects = "the model, from updates that are right or wrong but long"
     cite = "Sun et al., Can you really backdoor federated learning?, 2019"
 
     def __post_init__(self) -> None:
         if self.bound is not None and not self.bound > 0:
             raise CoterieError(f"normclip's bound must be positive (or none, for the median norm), not {self.bound}.")
+
+    @property
+    def weighs(self) -> bool:
+        return True
 
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         sizes = lengths(updates)

@@ -28,12 +28,17 @@ class TrimmedMean(Aggregator):
     weighted: bool = True
     """Whether clients count by their weights or, with false, alike."""
 
+    robust = True
     protects = "the model, from arbitrary clients of at most `trim` of the weight together"
     cite = "Yin et al., Byzantine-robust distributed learning: towards optimal statistical rates, ICML 2018"
 
     def __post_init__(self) -> None:
         if not 0 < self.trim < 0.5:
             raise CoterieError(f"trimmedmean's trim must lie between 0 and 0.5, not {self.trim}.")
+
+    @property
+    def weighs(self) -> bool:
+        return self.weighted
 
     @property
     def minimum(self) -> int:
