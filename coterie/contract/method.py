@@ -257,34 +257,27 @@ class Method:
     def kept(self, *values: Tensor) -> Tensor:
         """`[m]`: the clients of whom a robust aggregator keeps all these `values [m, ...]`; everybody, for others."""
         even = values[0].new_full((len(values[0]),), 1 / len(values[0]))
-        found = [self.aggregator.keeps(value.flatten(1), even) for value in values]
-        return torch.stack(found).all(0)
+        return torch.stack([self.aggregator.keeps(value.flatten(1), even) for value in values]).all(0)
 
     def follow(self, held: Tensor, values: Tensor, up: Uploads) -> Tensor:
-        """`[d], [m, d] -> [d]`: held + (m / M) aggregate(values - held), clients counting alike.
+        """`[d], [m, d] -> [d]`: held + (m / M) (mean of the kept values - held), for a robust aggregator.
 
-        For a mean over all M clients that the server holds and of which m come with new values. A sum of their changes
-        would be exact for the mean alone: other aggregates of changes do not add up to one of the values.
+        For a mean over all M clients that the server holds, of which m come with new values. The sum of their changes
+        would stay that mean only if nobody were ever left out.
         """
-        part = up.even * (len(values) / up.population)
-        return held + self.aggregate(values - held, part, Layout.flat(len(held)))
+        kept = values[self.kept(values)]
+        return held + len(values) / up.population * (kept.mean(0) - held) if len(kept) else held
 
-    def class_sums(self, sums: Tensor, counts: Tensor, held: Tensor, up: Uploads) -> tuple[Tensor, Tensor]:
-        """`[m, classes, d], [m, classes], [classes, d] -> [classes, d], [classes]`: sums over clients, and counts.
+    def class_sums(self, sums: Tensor, counts: Tensor, up: Uploads) -> tuple[Tensor, Tensor]:
+        """`[m, classes, d], [m, classes] -> [classes, d], [classes]`: sums over clients, and the samples behind them.
 
-        Through a robust aggregator go the clients' means of each class, from the `held` ones on, weighted by counts
-        that add up to at most n_i; a class that fewer clients than its minimum have counts as one that nobody has.
+        With a robust aggregator, over clients whose means of all classes it keeps; none counts for more than n_i.
         """
-        if not self.aggregator.robust:
-            return sums.sum(0), counts.sum(0)
-        there = torch.isfinite(counts) & (counts > 0)
-        means = torch.where(there[:, :, None], sums / torch.where(there, counts, 1)[:, :, None], 0)
-        told = torch.where(there, counts, 0).double()
-        told = told * (up.n / told.sum(1).clamp(min=1e-300)).clamp(max=1)[:, None]
-        total = torch.where(there.sum(0) >= self.aggregator.minimum, told.sum(0), 0)
-        parts = told / torch.where(total > 0, total, torch.inf)
-        mean = held + self.aggregate(means - held, parts, Layout.flat(held.shape[1]))
-        return mean * total[:, None].to(mean.dtype), total.to(counts.dtype)
+        if self.aggregator.robust:
+            kept = self.kept(sums / counts.clamp(min=1)[:, :, None]) & torch.isfinite(counts).all(1)
+            excess = (counts.sum(1) / up.n).clamp(min=1)[kept].to(counts.dtype)
+            sums, counts = sums[kept] / excess[:, None, None], counts[kept].clamp(min=0) / excess[:, None]
+        return sums.sum(0), counts.sum(0)
 
     def recentre(self, rows: Tensor, theta: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         """`[K, d], [m, d], [m, K] -> [K, d]`: model k moves to sum_i w_ik theta_i; it stays where its weights are 0."""
@@ -304,7 +297,11 @@ def aggregate(aggregator: Aggregator, updates: Tensor, weights: Tensor, layout: 
     elif not kept.any():
         return torch.zeros_like(updates[0])
     else:
-        updates, weights, mass = updates[kept], weights[kept], weights[kept].sum()
+        mass, kept = weights[kept].sum(), kept & _there(aggregator, updates, kept)
+        if not kept.any():
+            return torch.zeros_like(updates[0])
+        updates, weights = updates[kept], weights[kept]
+        weights = weights * (mass / weights.sum())
         directions = layout.cut(updates, "parameters")
         move = aggregator.aggregate(directions, (weights / mass).to(updates.dtype), layout.only("parameters"))
         out = layout.put(torch.zeros_like(updates[0]), "parameters", mass.to(updates.dtype) * move)
@@ -322,6 +319,16 @@ def aggregate(aggregator: Aggregator, updates: Tensor, weights: Tensor, layout: 
         columns = slice(entry.start, entry.stop)
         out[columns] = updates[:, columns].amax(0) if entry.kind == "counter" else parts @ updates[:, columns]
     return out
+
+
+def _there(aggregator: Aggregator, updates: Tensor, kept: Tensor) -> Tensor:
+    """`[m]`: who counts, for a robust aggregator: clients whose updates are finite, where these are enough for it.
+
+    It can bear a few others, but in a model of few takers they may be too many.
+    """
+    there = torch.isfinite(updates).all(1) | (not aggregator.robust)
+    count = int((there & kept).sum())
+    return there if count == 0 or count >= aggregator.minimum else torch.ones_like(there)
 
 
 def _ordinary(aggregator: Aggregator, updates: Tensor, parts: Tensor, layout: Layout) -> Tensor:

@@ -49,7 +49,7 @@ class FedPAC(Method):
     With H_i[k] = (1/n_i) sum of z over class k and V_i = (mean |z|^2 - |H_i|^2) / n_i under the received body, a_i
     minimises the error sum_j a_j^2 V_j + |H_i - sum_j a_j H_j|^2 on the simplex; weights below `threshold` are
     dropped. The head trains for `head_epochs` at `head_lr` (by default the run's), the body for the run's epochs. A
-    robust aggregator also makes the c_k, and only heads that it keeps are combined.
+    robust aggregator leaves out of the c_k, and of what heads are combined of, whom it does not keep.
     """
 
     lam: float = 1.0
@@ -126,9 +126,9 @@ class FedPAC(Method):
         return a.to(heads.device, heads.dtype) @ heads
 
     def merge(self, server: Collaboration, up: Uploads) -> Record:
-        sums, counts = self.class_sums(up.features, up.counts, server.prototypes, up)
+        sums, counts = self.class_sums(up.features, up.counts, up)
         seen, kept = counts > 0, self.kept(up.head, up.H) & (up.V.nan_to_num(-1, -1, -1) >= 0)
-        pool, met = up.H if bool(kept.all()) else torch.cat([up.H, up.H[kept]]), up.ids[kept]
+        pool, met = up.H if bool(kept.all()) else torch.cat([up.H.nan_to_num(0, 0, 0), up.H[kept]]), up.ids[kept]
         heads = self.combined(up.V[kept], pool, up.head[kept])[: len(up.ids)] if len(met) else server.head[up.ids]
         return replace(
             server,

@@ -29,7 +29,7 @@ class SCAFFOLD(FedAvg):
     A client's new control variate is the mean gradient along its `path` of tau steps, c_i - c + (theta - y) / (tau lr),
     or the full `gradient` at theta. Clients count alike, as in the paper, or by their samples with `weighted`; c moves
     by the participants' changes over M, so it is the mean over all clients whoever takes part. With a robust aggregator
-    c <- c + m/M aggregate(c_i - c), and clients upload c_i - c in place of the change.
+    c <- c + m/M mean (c_i - c) over those of m it keeps, and clients upload c_i - c in place of the change.
     """
 
     variate: Literal["path", "gradient"] = "path"

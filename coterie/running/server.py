@@ -31,6 +31,9 @@ STATE, CLIP, MEMORY = "server", "privacy.clip", "optimizer"
 """What a checkpoint calls the server's tensors (`server.row`, ...), the clip of a private run, and what the server's
 optimizer remembers (`optimizer.row.velocity`, ...)."""
 
+NOTES = "aggregator"
+"""Under which a run's choices hold what is to be said of its aggregator."""
+
 
 class Server:
     """One run's server: the method's state, and everything that is done to it. It never holds a client's data.
@@ -78,7 +81,7 @@ class Server:
             raise CoterieError(
                 f"{method.name} counts a client in each of its models by its share there, and {plugged.name} as it is "
                 "set does not keep to such weights, so that the models would become one; take an aggregator that does "
-                f"({', '.join(keeping())}), or a method whose clients count in one model each, such as "
+                f"({', '.join(registry.keeping())}), or a method whose clients count in one model each, such as "
                 f"ifca+{plugged.name}."
             )
         if population < plugged.minimum:
@@ -227,11 +230,6 @@ class Server:
     def check_layout(self, meta: Mapping[str, Any]) -> None:
         """Raise if a checkpoint is of another model."""
         self.layout.refuse(meta["layout"], "the checkpoint")
-
-
-def keeping() -> list[str]:
-    """The aggregators that keep to clients' weights with their defaults; privacy is another matter."""
-    return [name for name, cls in registry.aggregators().items() if cls().weighs and not cls.private]
 
 
 def chance(seed: int, names: IntArray, t: int, purpose: str) -> np.ndarray[Any, np.dtype[np.float64]]:
