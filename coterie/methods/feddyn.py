@@ -30,8 +30,9 @@ class FedDyn(Method):
 
     Server: s <- s - alpha/M sum_i (theta_i - theta), theta <- mean theta_i - s / alpha, over the participants and
     counting alike, so that s is the mean of all g_i whoever takes part. With a robust aggregator clients upload g_i,
-    too, and s <- s + m/M (mean g_i - s) over the m it keeps. `gradient_clip` bounds the norm of each step's gradient. `norm_power=1`
-    takes the norm unsquared, as PFLlib does: a pull of constant strength alpha/2. `norm_power=0` keeps of the square only what is linear in w, -alpha <theta, w>, as FL-bench does: nothing holds w
+    too, and s <- s + m/M (mean g_i - s), the mean over those of the m it keeps. `gradient_clip` bounds the norm of each
+    step's gradient. `norm_power=1` takes the norm unsquared, as PFLlib does: a pull of constant strength alpha/2.
+    `norm_power=0` keeps of the square only what is linear in w, -alpha <theta, w>, as FL-bench does: nothing holds w
     near theta.
     """
 

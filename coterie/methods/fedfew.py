@@ -91,6 +91,12 @@ class FedFew(FewModels):
                 "weigh=server."
             )
 
+        if self.normalise and self.aggregator.robust:
+            raise CoterieError(
+                "fedfew's normalise=true gives every model a full step however little weight it has, and with "
+                f"{self.aggregator.name} all of them would follow the same clients; set normalise=false."
+            )
+
     def start(self, init: Init) -> Record:
         if self.start_from == "independent":
             return super().start(init)

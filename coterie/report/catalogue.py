@@ -126,7 +126,8 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     cls = type(entry)
     if isinstance(entry, Aggregator):
         own = [("protects", entry.protects), ("fewest clients", str(entry.minimum)), ("weights", _weights(entry)),
-               ("server's sums", "leave out whom it does not keep" if entry.robust else ""), ("use", f"fedavg+{entry.name}")]
+               ("server's sums", "leave out whom it does not keep" if entry.robust else ""),
+               ("use", f"fedavg+{entry.name}")]
     elif isinstance(entry, Optimizer):
         use = f"optimizer={entry.name} or server={entry.name}, for one method fedavg:optimizer={entry.name}"
         own = [("at the server", at_server(cls)), ("use", use)]
@@ -376,7 +377,8 @@ def _plugs(link: str) -> list[str]:
         ]),
         *(textwrap.fill(text, 120, break_on_hyphens=False) for text in (
             "`fedfew:weigh=client` takes the mean and `private` alone: there the updates themselves are multiplied by "
-            "the shares.",
+            "the shares. `fedfew:normalise=true` takes no robust aggregator: a model of little weight would follow "
+            "whoever has most of it.",
             "**Servers that keep more than models.** Under "
             f"{', '.join(f'`{cls.name}`' for cls in plugs() if cls.robust)}, which are made for clients that may send "
             "anything, whatever else the server takes from clients is taken from those the aggregator keeps: the "
