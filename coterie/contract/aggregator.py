@@ -28,7 +28,7 @@ class Aggregator:
     """What it is for, in a few words."""
     cite: ClassVar[str] = ""
     robust: ClassVar[bool] = False
-    """Whether it is made for clients that send anything: whatever a server sums then leaves out whom it does not keep."""
+    """Whether it is made for clients that may send anything: what a server sums leaves out whom it does not keep."""
     private: ClassVar[bool] = False
     """Whether it stands for privacy: `merge` is handed one noisy mean in place of the clients' uploads."""
     presets: ClassVar[tuple[str, ...]] = ()
