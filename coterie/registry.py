@@ -61,6 +61,11 @@ def aggregators() -> dict[str, type[Aggregator]]:
     return dict(sorted(found.items()))
 
 
+def keeping() -> list[str]:
+    """The aggregators that, with their defaults, keep to clients' weights; privacy is another matter."""
+    return [name for name, cls in aggregators().items() if cls().weighs and not cls.private]
+
+
 def optimizers() -> dict[str, type[Optimizer]]:
     """Every optimizer by name."""
     return _found(coterie.optimizers, Optimizer)

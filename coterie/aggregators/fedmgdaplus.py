@@ -38,6 +38,10 @@ class FedMGDAPlus(Aggregator):
         """The program easyFL: steps of unit length."""
         return cls(rescale="none")
 
+    @property
+    def weighs(self) -> bool:
+        return self.weighted and self.epsilon == 0  # many clients of little weight, each moved by epsilon, are a lot
+
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         products = gram(updates)
         sizes = norms(products)

@@ -28,8 +28,13 @@ class GeometricMedian(Aggregator):
     weighted: bool = True
     """Whether clients count by their weights or, with false, alike."""
 
+    robust = True
     protects = "the model, while less than half of the weight is arbitrary"
     cite = "Pillutla et al., Robust aggregation for federated learning, IEEE TSP 2022"
+
+    @property
+    def weighs(self) -> bool:
+        return self.weighted
 
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         products = gram(updates)

@@ -30,6 +30,7 @@ class Krum(Aggregator):
     faulty: CountOrZero = 1
     """So many arbitrary clients among at least 2 faulty + 3 cannot draw the choice away."""
 
+    robust = True
     protects = "the model, from `faulty` arbitrary clients"
     cite = "Blanchard et al., Machine learning with adversaries: Byzantine tolerant gradient descent, NeurIPS 2017"
 

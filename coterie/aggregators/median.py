@@ -24,8 +24,13 @@ class Median(Aggregator):
     weighted: bool = True
     """Whether clients count by their weights or, with false, alike."""
 
+    robust = True
     protects = "the model, while less than half of the weight is arbitrary"
     cite = "Yin et al., Byzantine-robust distributed learning: towards optimal statistical rates, ICML 2018"
+
+    @property
+    def weighs(self) -> bool:
+        return self.weighted
 
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         share = weights.double() if self.weighted else torch.full_like(weights, 1 / len(weights), dtype=torch.float64)

@@ -25,6 +25,7 @@ class MultiKrum(Aggregator):
     chosen: Count | None = None
     """How many updates are averaged; by default N - faulty."""
 
+    robust = True
     protects = "the model, from `faulty` arbitrary clients"
     cite = "Blanchard et al., Machine learning with adversaries: Byzantine tolerant gradient descent, NeurIPS 2017"
 

@@ -23,8 +23,13 @@ class NormClip(Aggregator):
     bound: Positive | None = None
     """The bound b; by default the median of the round's norms."""
 
+    robust = True
     protects = "the model, from updates that are right or wrong but long"
     cite = "Sun et al., Can you really backdoor federated learning?, 2019"
+
+    @property
+    def weighs(self) -> bool:
+        return True
 
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         sizes = lengths(updates)

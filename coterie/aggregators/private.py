@@ -61,6 +61,10 @@ class Private(Aggregator):
             )
 
     @property
+    def weighs(self) -> bool:
+        return True
+
+    @property
     def minimum(self) -> int:
         """A round without participants has noise too, or its absence would be seen."""
         return 0

@@ -29,8 +29,13 @@ class TrimmedMean(Aggregator):
     weighted: bool = True
     """Whether clients count by their weights or, with false, alike."""
 
+    robust = True
     protects = "the model, from arbitrary clients of at most `trim` of the weight together"
     cite = "Yin et al., Byzantine-robust distributed learning: towards optimal statistical rates, ICML 2018"
+
+    @property
+    def weighs(self) -> bool:
+        return self.weighted
 
     @property
     def minimum(self) -> int:

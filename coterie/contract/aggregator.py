@@ -8,8 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from coterie.contract.algebra import lengths
 from coterie.contract.layout import Layout
 from coterie.options import require_ranges
+
+FAR = 5.0
+"""How far from the rest, in the median client's distance, a client may be whose values are used one by one."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class Aggregator:
     protects: ClassVar[str] = ""
     """What it is for, in a few words."""
     cite: ClassVar[str] = ""
+    robust: ClassVar[bool] = False
+    """Whether it is made for clients that may send anything: what a server sums leaves out whom it does not keep."""
     private: ClassVar[bool] = False
     """Whether it stands for privacy: `merge` is handed one noisy mean in place of the clients' uploads."""
     presets: ClassVar[tuple[str, ...]] = ()
@@ -36,6 +42,11 @@ class Aggregator:
 
     def __post_init__(self) -> None:
         require_ranges(self)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it keeps to the clients' weights: one of little weight then has little say, whatever it sends."""
+        return False
 
     @property
     def minimum(self) -> int:
@@ -51,6 +62,22 @@ class Aggregator:
         if len(updates) < self.minimum or updates.shape[1] == 0:
             return torch.zeros_like(updates[0])
         return self.combine(updates, weights, layout)
+
+    def keeps(self, values: Tensor, weights: Tensor) -> Tensor:
+        """`[m, d], [m] -> [m]`: whose values may be used one by one, where something else than this combines them.
+
+        A robust aggregator keeps those that are finite and at most FAR times as far from what it makes of all values as
+        the median client is; nobody, where they are fewer than its minimum. The others keep everybody.
+        """
+        if not self.robust:
+            return torch.ones(len(values), dtype=torch.bool, device=values.device)
+        there = torch.isfinite(values).all(1)
+        if len(values) < self.minimum or not bool(there.any()):
+            return torch.zeros_like(there)
+        centre = self.aggregate(values, weights, Layout.flat(values.shape[1]))
+        far = lengths(torch.where(there[:, None], values, centre) - centre).to(values.device)
+        least = 1e-6 * lengths(centre).to(values.device)  # clients that agree differ by rounding
+        return there & (far <= FAR * torch.maximum(far[there].median(), least))
 
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         """What an aggregator defines: `aggregate` for at least `minimum` clients."""

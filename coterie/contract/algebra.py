@@ -143,11 +143,14 @@ def _cut(tree: Any, at: float, criterion: str) -> Any:
 def chosen(rates: Tensor, count: int, chance: Tensor) -> Tensor:
     """Weights `[m, K]`: 1 / count for `count` clients of each cluster, 0 for the rest; all of them where m is less.
 
+    A client of rate 0 is never drawn, and a cluster of fewer others is shared by these.
+
     `chance [m, K]` are uniform numbers: of clocks that ring at `rates [m, K]` the first `count` to ring are drawn one
     after another without replacement, with probabilities proportional to the rates.
     """
     first = (-torch.log1p(-chance) / rates).argsort(0)[:count]
-    return torch.zeros_like(rates).scatter(0, first, 1 / len(first))
+    drawn = torch.zeros_like(rates).scatter(0, first, 1) * (rates > 0)
+    return drawn / drawn.sum(0).clamp(min=1)
 
 
 # -- subspaces ---------------------------------------------------------------------------------------------------------

@@ -138,6 +138,11 @@ class Layout:
             raise CoterieError("the model has no trainable parameter.")
         return cls(tuple(entries), found, tuple(apart), tuple(frozen[entry.name].detach() for entry in apart))
 
+    @classmethod
+    def flat(cls, size: int) -> Layout:
+        """So many numbers that are no model, as one trained tensor."""
+        return cls((Entry("values", (size,), 0, "parameter", "base", True),))
+
     @property
     def size(self) -> int:
         """D, the length of a row."""

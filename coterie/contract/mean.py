@@ -17,5 +17,9 @@ class Mean(Aggregator):
     protects = "nothing: each client counts as much as its weight"
     cite = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
 
+    @property
+    def weighs(self) -> bool:
+        return True
+
     def combine(self, updates: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         return weights @ updates

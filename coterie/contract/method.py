@@ -89,6 +89,10 @@ class Method:
     cite: ClassVar[str] = ""
     averages: ClassVar[bool] = True
     """Whether an aggregator other than the mean can be plugged in."""
+    soft: ClassVar[bool] = False
+    """Whether a client counts in several models at once, by its shares in them, which an aggregator has to keep to."""
+    unprotected: ClassVar[str] = ""
+    """What its server takes from clients that goes through no aggregator, and what one client can do with it."""
     private: ClassVar[str] = ""
     """The spelling of a variant that uploads updates alone, where the method itself uploads more."""
     presets: ClassVar[tuple[str, ...]] = ()
@@ -246,12 +250,38 @@ class Method:
 
         The weights' sum is the mass: the result is mass * aggregator(updates, weights / mass). Clients of weight 0 are
         absent; mass 0 gives 0. Buffers are not directions: whatever the mass, running statistics take the weighted
-        mean and counters the maximum. With privacy on they stay as they are, and so do parameters that are not trained.
+        mean and counters the maximum, over the clients that a robust aggregator keeps. With privacy on they stay as
+        they are, and so do parameters that are not trained.
         """
         if weights.ndim == 1:
             return aggregate(self.aggregator, updates, weights, layout)
         own = updates.unbind(1) if updates.ndim == 3 else [updates] * weights.shape[1]
         return torch.stack([self.aggregate(u, w, layout) for u, w in zip(own, weights.unbind(1), strict=True)])
+
+    def kept(self, *values: Tensor) -> Tensor:
+        """`[m]`: the clients of whom a robust aggregator keeps all these `values [m, ...]`; everybody, for others."""
+        even = values[0].new_full((len(values[0]),), 1 / len(values[0]))
+        return torch.stack([self.aggregator.keeps(value.flatten(1), even) for value in values]).all(0)
+
+    def follow(self, held: Tensor, values: Tensor, up: Uploads) -> Tensor:
+        """`[d], [m, d] -> [d]`: held + (m / M) (mean of the kept values - held), for a robust aggregator.
+
+        For a mean over all M clients that the server holds, of which m come with new values. The sum of their changes
+        would stay that mean only if nobody were ever left out.
+        """
+        kept = values[self.kept(values)]
+        return held + len(values) / up.population * (kept.mean(0) - held) if len(kept) else held
+
+    def class_sums(self, sums: Tensor, counts: Tensor, up: Uploads) -> tuple[Tensor, Tensor]:
+        """`[m, classes, d], [m, classes] -> [classes, d], [classes]`: sums over clients, and the samples behind them.
+
+        With a robust aggregator, over clients whose means of all classes it keeps; none counts for more than n_i.
+        """
+        if self.aggregator.robust:
+            kept = self.kept(sums / counts.clamp(min=1)[:, :, None]) & torch.isfinite(counts).all(1)
+            excess = (counts.sum(1) / up.n).clamp(min=1)[kept].to(counts.dtype)
+            sums, counts = sums[kept] / excess[:, None, None], counts[kept].clamp(min=0) / excess[:, None]
+        return sums.sum(0), counts.sum(0)
 
     def recentre(self, rows: Tensor, theta: Tensor, weights: Tensor, layout: Layout) -> Tensor:
         """`[K, d], [m, d], [m, K] -> [K, d]`: model k moves to sum_i w_ik theta_i; it stays where its weights are 0."""
@@ -271,8 +301,13 @@ def aggregate(aggregator: Aggregator, updates: Tensor, weights: Tensor, layout: 
     elif not kept.any():
         return torch.zeros_like(updates[0])
     else:
-        directions = layout.cut(updates[kept], "parameters")
-        move = aggregator.aggregate(directions, (weights[kept] / mass).to(updates.dtype), layout.only("parameters"))
+        mass, kept = weights[kept].sum(), kept & _there(aggregator, updates, kept)
+        if not kept.any():
+            return torch.zeros_like(updates[0])
+        updates, weights = updates[kept], weights[kept]
+        weights = weights * (mass / weights.sum())
+        directions = layout.cut(updates, "parameters")
+        move = aggregator.aggregate(directions, (weights / mass).to(updates.dtype), layout.only("parameters"))
         out = layout.put(torch.zeros_like(updates[0]), "parameters", mass.to(updates.dtype) * move)
     if aggregator.private:
         for entry in layout.entries:
@@ -281,15 +316,41 @@ def aggregate(aggregator: Aggregator, updates: Tensor, weights: Tensor, layout: 
         return out
     buffers = [entry for entry in layout.entries if entry.kind != "parameter"]
     parts = (weights / torch.where(mass > 0, mass, 1)).to(updates.dtype) if buffers else weights
-    for entry in buffers:
+    if buffers and aggregator.robust:
+        kept = _ordinary(aggregator, updates, parts, layout)
+        updates, parts = updates[kept], parts[kept] / parts[kept].sum()
+    for entry in buffers if len(updates) else []:
         columns = slice(entry.start, entry.stop)
         out[columns] = updates[:, columns].amax(0) if entry.kind == "counter" else parts @ updates[:, columns]
     return out
 
 
+def _there(aggregator: Aggregator, updates: Tensor, kept: Tensor) -> Tensor:
+    """`[m]`: who counts, for a robust aggregator: clients whose updates are finite, where these are enough for it.
+
+    It can bear a few others, but in a model of few takers they may be too many.
+    """
+    there = torch.isfinite(updates).all(1) | (not aggregator.robust)
+    count = int((there & kept).sum())
+    return there if count == 0 or count >= aggregator.minimum else torch.ones_like(there)
+
+
+def _ordinary(aggregator: Aggregator, updates: Tensor, parts: Tensor, layout: Layout) -> Tensor:
+    """`[m]`: whose parameters and running statistics a robust aggregator keeps.
+
+    Statistics are averaged over these clients and do not go through the aggregator: it need not keep a variance
+    positive. Where nobody is kept they stay as they are.
+    """
+    kept = torch.isfinite(updates).all(1)
+    for kind in ("parameter", "statistic"):
+        found = [updates[:, entry.start : entry.stop] for entry in layout.entries if entry.kind == kind]
+        kept = kept & aggregator.keeps(torch.cat(found, 1), parts) if found else kept
+    return kept
+
+
 def enrol(table: Tensor, ids: Tensor, values: Tensor) -> Tensor:
     """A server table `[M, ...]` with `values [m, ...]` written at the clients' numbers, grown where they are new."""
-    size = max(len(table), int(ids.max()) + 1)
+    size = max(len(table), int(ids.max()) + 1 if len(ids) else 0)
     grown = table.new_zeros(size, *values.shape[1:])
     grown[: len(table)] = table
     grown[ids] = values

@@ -38,7 +38,7 @@ from coterie.running.clients import device
 from coterie.running.confusion import Matrices, class_names, without
 from coterie.running.folder import Folder
 from coterie.running.round import Round, travelled
-from coterie.running.server import Server
+from coterie.running.server import NOTES, Server
 from coterie.running.simulation import Simulation
 
 log = logging.getLogger("coterie.server")
@@ -124,6 +124,8 @@ class Rounds:
         """The server at its start; raises if the experiment cannot run with so many sites, or not as privately."""
         server = Server(self.method, self._init(population), self.training)
         self._rehearse(server)
+        for note in Server.notes(self.method):
+            log.warning("%s", note)
         return server
 
     def _admission(self) -> Exchange:
@@ -379,12 +381,13 @@ class Rounds:
         self.matrices.keep(made, self.history)
 
     def _config(self) -> dict[str, Any]:
+        said = Server.notes(self.method)
         return {
             "method": self.spelling, "published": self.method.printed, "by_model": self.method.by_model,
             "training": asdict(self.training), "federation": self._recipe(), "clients": self.clients,
             "population": self.population,
             "columns": self.server.layout.size, **self.server.layout.frozen_facts(), "head": self.job.head,
-            "loss": Task.of(self.job.classes).name, "choices": {}, "job": self.job.values(),
+            "loss": Task.of(self.job.classes).name, "choices": {NOTES: said} if said else {}, "job": self.job.values(),
             "policy": asdict(self.policy), "metrics": self.listener.measures.record(),
         }
 

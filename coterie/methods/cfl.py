@@ -61,6 +61,7 @@ class CFL(Clustered):
 
     newcomer = "the leaf it descends to by the cosines of its updates with those of the members"
     cite = "Sattler, Müller, Samek, Clustered federated learning, IEEE TNNLS 2021"
+    unprotected = "the updates by which clusters are split"
     presets = ("official",)
     steps_itself = "its models split as it goes, and what an optimizer remembers would fit neither half"
     FORMER = (("warmup", "split_after"),)

@@ -72,6 +72,8 @@ class CwFedAvg(Method):
     shared = "a model per class"
     newcomer = "the mixture of its label distribution"
     cite = "cwFedAvg: class-wise federated averaging with weight distribution regularisation"
+    soft = True
+    unprotected = "the label shares that clients tell on arrival, with distribution=true, and that make their weights"
     presets = ("official",)
 
     @classmethod
@@ -136,7 +138,8 @@ class CwFedAvg(Method):
         trained = self.personal(server, up.ids) + up.update
         mix = server.mix
         if self.distribution == "approx":
-            mix = enrol(mix, up.ids, norms(weight(trained, up.layout)).double())
+            told = norms(weight(trained, up.layout)).double()
+            mix = enrol(mix, up.ids, torch.where(torch.isfinite(told).all(1, keepdim=True), told, mix[up.ids]))
         q, layout = class_weights(up.share, mix[up.ids]), up.layout.only(self.part)
         rows = self.recentre(server.rows, trained[:, server.columns], q, layout)
         row = server.row + self.aggregate(trained - server.row, up.share, up.layout)

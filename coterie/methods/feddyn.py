@@ -29,8 +29,9 @@ class FedDyn(Method):
     """theta_i ~ argmin_w L_i(w) - <g_i, w> + alpha/2 |w - theta|^2 by SGD; g_i <- g_i - alpha (theta_i - theta).
 
     Server: s <- s - alpha/M sum_i (theta_i - theta), theta <- mean theta_i - s / alpha, over the participants and
-    counting alike, so that s is the mean of all g_i whoever takes part. `gradient_clip` bounds the norm of each step's
-    gradient. `norm_power=1` takes the norm unsquared, as PFLlib does: a pull of constant strength alpha/2.
+    counting alike, so that s is the mean of all g_i whoever takes part. With a robust aggregator clients upload g_i,
+    too, and s <- s + m/M (mean g_i - s), the mean over those of the m it keeps. `gradient_clip` bounds the norm of each
+    step's gradient. `norm_power=1` takes the norm unsquared, as PFLlib does: a pull of constant strength alpha/2.
     `norm_power=0` keeps of the square only what is linear in w, -alpha <theta, w>, as FL-bench does: nothing holds w
     near theta.
     """
@@ -81,7 +82,8 @@ class FedDyn(Method):
         row = cohort.train(payload.row, given, correct=self.lean, objective=objective, clip=self.gradient_clip)
         update = row - payload.row
         moved = cohort.layout.put(update, "buffers", update.new_zeros(()))  # which have no gradient
-        return Upload(update=update), Model(mine.row - self.alpha * moved)
+        term = mine.row - self.alpha * moved
+        return Upload(update=update, **({"term": term} if self.aggregator.robust else {})), Model(term)
 
     def lean(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
         pull = (-given.anchor, torch.zeros_like(row), row - given.anchor)[self.norm_power]
@@ -93,7 +95,10 @@ class FedDyn(Method):
         return net.loss(row, batch) + self.alpha / 2 * far
 
     def merge(self, server: Tilted, up: Uploads) -> Record:
-        moved = up.layout.put(up.update, "buffers", up.update.new_zeros(()))
-        tilt = server.tilt - self.alpha / up.population * moved.sum(0)
+        if self.aggregator.robust:
+            tilt = self.follow(server.tilt, up.term, up)
+        else:
+            moved = up.layout.put(up.update, "buffers", up.update.new_zeros(()))
+            tilt = server.tilt - self.alpha / up.population * moved.sum(0)
         row = server.row + self.aggregate(up.update, up.even, up.layout) - tilt / self.alpha
         return Tilted(row, tilt, server.clients)

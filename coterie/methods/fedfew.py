@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
+from coterie.contract.mean import Mean
 from coterie.contract.method import Uploads, pick
 from coterie.contract.records import Models, Record, Upload
 from coterie.contract.shapes import FewModels
@@ -64,6 +65,8 @@ class FedFew(FewModels):
     newcomer = "the model of least loss on its validation data"
     cite = "FedFew: few models for many clients by smooth Tchebycheff set scalarisation"
     presets = ("official",)
+    soft = True
+    unprotected = "the losses that clients report and that make their weights: one of a very large loss gets all of it"
     private = "fedfew:weigh=client,scale=false"
     FORMER = (("server_lr", "server=sgd(lr={})"),)
 
@@ -78,6 +81,19 @@ class FedFew(FewModels):
             raise CoterieError(
                 "fedfew's weigh=client knows neither the other clients' n nor their weights; set scale=false and "
                 f"normalise=false (server=sgd(lr={self.models}) makes the steps as large)."
+            )
+
+        if self.weigh == "client" and not (isinstance(self.aggregator, Mean) or self.aggregator.private):
+            raise CoterieError(
+                f"with fedfew's weigh=client an update is multiplied by its weight before it is sent, and "
+                f"{self.aggregator.name} would take it for a small one; leave out +{self.aggregator.name}, or set "
+                "weigh=server."
+            )
+
+        if self.normalise and self.aggregator.robust:
+            raise CoterieError(
+                "fedfew's normalise=true gives every model a full step however little weight it has, and with "
+                f"{self.aggregator.name} all of them would follow the same clients; set normalise=false."
             )
 
     def start(self, init: Init) -> Record:
@@ -99,8 +115,12 @@ class FedFew(FewModels):
         return Upload(update=trained - payload.rows, loss=loss), mine
 
     def parts(self, up: Uploads) -> tuple[Tensor, Tensor, Tensor]:
-        """alpha `[m]`, w `[m, K]` and the objective g."""
-        return stch_set_weights((up.share[:, None] if self.scale else 1.0) * up.loss, self.mu)
+        """alpha `[m]`, w `[m, K]` and the objective g, of clients with finite losses where the aggregator is robust."""
+        loss = (up.share[:, None] if self.scale else 1.0) * up.loss
+        there = torch.isfinite(loss).all(1) if self.aggregator.robust else slice(None)
+        alpha, w = torch.zeros_like(loss[:, 0], dtype=torch.float64), torch.zeros_like(loss, dtype=torch.float64)
+        alpha[there], w[there], g = stch_set_weights(loss[there], self.mu)
+        return alpha, w, g
 
     def weights(self, up: Uploads) -> tuple[Tensor, Tensor]:
         """The weight of each update `[m, K]` and the objective g."""

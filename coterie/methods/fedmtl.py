@@ -34,6 +34,7 @@ class FedMTL(Personal):
     newcomer = "the mean of the models"
     cite = "Evgeniou, Pontil, Regularized multi-task learning, KDD 2004; not the MOCHA of Smith et al., NeurIPS 2017"
     presets = ("pfllib",)
+    averages = property(lambda self: not self.detached)
     steps_itself = "its server keeps the mean of the clients' own models, which is what it is"
 
     @classmethod

@@ -66,7 +66,7 @@ class FedNH(FedAvg):
         weights = up.even if self.uniform else up.share
         row = server.row + self.aggregate(up.update, weights, up.layout)
         old = up.layout.cut(server.row, "prototypes").view_as(up.means[0])
-        mean = (up.counts[:, :, None] * up.means).sum(0)
+        mean, _ = self.class_sums(up.counts[:, :, None] * up.means, up.counts, up)
         new = F.normalize(self.rho * old + (1 - self.rho) * F.normalize(mean, dim=1), dim=1)
         seen = mean.square().sum(1, keepdim=True) > 0
         return Model(up.layout.put(row, "prototypes", torch.where(seen, new, old).flatten()))

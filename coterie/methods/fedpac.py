@@ -49,7 +49,8 @@ class FedPAC(Method):
     c_k in R^d is the mean feature of class k over all clients' trained bodies; a class nobody has had does not pull.
     With H_i[k] = (1/n_i) sum of z over class k and V_i = (mean |z|^2 - |H_i|^2) / n_i under the received body, a_i
     minimises the error sum_j a_j^2 V_j + |H_i - sum_j a_j H_j|^2 on the simplex; weights below `threshold` are
-    dropped. The head trains for `head_epochs` at `head_lr` (by default the run's), the body for the run's epochs.
+    dropped. The head trains for `head_epochs` at `head_lr` (by default the run's), the body for the run's epochs. A
+    robust aggregator leaves out of the c_k, and of what heads are combined of, whom it does not keep.
     """
 
     lam: NonNegative = 1.0
@@ -77,13 +78,10 @@ class FedPAC(Method):
 
     def start(self, init: Init) -> Record:
         require_scores(init, self.name)
-        row, width = init.row, init.layout.within("head")[0].shape[1]
-        head, none = init.layout.cut(row, "head")[None], row.new_zeros(0)
-        prototypes = row.new_zeros(init.classes, width)
-        return Collaboration(
-            init.layout.cut(row, "~head"), prototypes, row.new_zeros(init.classes), head, head[:0], none,
-            prototypes[None][:0], none.bool(),
-        )
+        row, head = init.row, init.layout.cut(init.row, "head")[None]
+        prototypes, none = row.new_zeros(init.classes, init.layout.within("head")[0].shape[1]), row.new_zeros(0)
+        body, known = init.layout.cut(row, "~head"), row.new_zeros(init.classes)
+        return Collaboration(body, prototypes, known, head, head[:0], none, prototypes[None][:0], none.bool())
 
     def hello(self, server: Collaboration) -> Record:
         return Model(server.body)
@@ -129,17 +127,18 @@ class FedPAC(Method):
         return a.to(heads.device, heads.dtype) @ heads
 
     def merge(self, server: Collaboration, up: Uploads) -> Record:
-        counts = up.counts.sum(0)
-        seen, sums = counts > 0, up.features.sum(0)
+        sums, counts = self.class_sums(up.features, up.counts, up)
+        seen, kept = counts > 0, self.kept(up.head, up.H) & (up.V.nan_to_num(-1, -1, -1) >= 0)
+        pool, met = up.H if bool(kept.all()) else torch.cat([up.H.nan_to_num(0, 0, 0), up.H[kept]]), up.ids[kept]
+        heads = self.combined(up.V[kept], pool, up.head[kept])[: len(up.ids)] if len(met) else server.head[up.ids]
         return replace(
             server,
             body=server.body + self.aggregate(up.update, up.share, up.layout.only("~head")),
             prototypes=torch.where(seen[:, None], sums / counts.clamp(min=1)[:, None], server.prototypes),
             known=torch.maximum(server.known, seen.to(server.known.dtype)),
-            head=enrol(server.head, up.ids, self.combined(up.V, up.H, up.head)),
-            uploaded=enrol(server.uploaded, up.ids, up.head),
-            V=enrol(server.V, up.ids, up.V), H=enrol(server.H, up.ids, up.H),
-            met=enrol(server.met, up.ids, torch.ones_like(up.ids, dtype=torch.bool)),
+            head=enrol(server.head, up.ids, heads), uploaded=enrol(server.uploaded, met, up.head[kept]),
+            V=enrol(server.V, met, up.V[kept]), H=enrol(server.H, met, up.H[kept]),
+            met=enrol(server.met, met, torch.ones_like(met, dtype=torch.bool)),
         )
 
     def averaged(self, server: Collaboration, layout: Layout) -> dict[str, Layout]:

@@ -43,9 +43,9 @@ def wins(net: Net, row: Tensor, batch: Batch, given: Given) -> Tensor:
 
 
 def shares(u: Tensor, n: Tensor) -> Tensor:
-    """v_is = u_is n_i / sum_j u_js n_j, `[m, K], [m] -> [m, K]` in float64."""
+    """v_is = u_is n_i / sum_j u_js n_j, `[m, K], [m] -> [m, K]` in float64; 0 in a cluster in which nobody has u_is."""
     mass = u.double() * n[:, None]
-    return mass / mass.sum(0)
+    return mass / mass.sum(0).clamp(min=1e-300)
 
 
 def blend(u: Tensor, rows: Tensor) -> Tensor:
@@ -75,6 +75,7 @@ class FedSoft(FewModels, Personal):
     by_model = "importance"
     newcomer = "the mixture of the cluster models by its samples, trained for a round near them"
     cite = "Ruan, Joe-Wong, FedSoft: soft clustered federated learning with proximal local updating, AAAI 2022"
+    soft = True
     hook = "the pull to the cluster models is a part of the gradient: momentum and means of squares see both"
 
     def start(self, init: Init) -> Record:
@@ -108,7 +109,8 @@ class FedSoft(FewModels, Personal):
         return Upload(offset=row - blend(u, payload.rows), u=u), Membership(row, u)
 
     def merge(self, server: Drawing, up: Uploads) -> Record:
-        w, v = blend(up.u, server.rows.expand(len(up.u), -1, -1)) + up.offset, shares(up.u, up.n)
+        w = blend(up.u, server.rows.expand(len(up.u), -1, -1)) + up.offset
+        v = shares(up.u.nan_to_num(0).clamp(0, 1), up.n)  # a share above 1 would count for others'
         if self.selected is not None:
             chance = streams.uniform(server.key, (up.population, self.models), torch.float64)
             v = chosen(v, self.selected, chance[up.ids])

@@ -30,7 +30,8 @@ class FeSEM(Clustered, FewModels):
 
     The centres are placed on the clients' own models, each as far as possible from the others, after `common_rounds`
     of one model. A cluster without participants keeps its centre. `weighted` means count clients by n_i. `lam` adds
-    lam / 2 |theta - W_{r_i}|^2 to a client's loss. Distances are those of the parameters.
+    lam / 2 |theta - W_{r_i}|^2 to a client's loss. Distances are those of the parameters. A robust aggregator places
+    centres on the models that it keeps only.
     """
 
     common_rounds: Count = 1
@@ -77,7 +78,8 @@ class FeSEM(Clustered, FewModels):
         rows, cluster, placed = server.rows, server.cluster, server.placed | (up.round + 1 >= self.common_rounds)
         if placed:
             kept = rows if server.placed else rows[:0]
-            rows = torch.cat([kept, theta[seeds(point(theta), point(kept), self.models)]])
+            usual = theta[self.kept(point(theta))]
+            rows = torch.cat([kept, usual[seeds(point(usual), point(kept), self.models)]])
         if placed and not server.placed:  # clients that were absent are still at the common model
             cluster = between(point(server.rows), point(rows)).argmin(1).expand(len(cluster))
         choice = between(point(theta), point(rows)).argmin(1)  # the E-step, then the M-step

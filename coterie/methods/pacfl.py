@@ -51,6 +51,7 @@ class PACFL(Clustered):
 
     newcomer = "the model of the cluster whose data are nearest"
     cite = "Vahidian et al., Efficient distribution similarity identification in clustered FL, AAAI 2023"
+    unprotected = "the vectors by which clients are put into clusters before training"
     presets = ("official",)
 
     @classmethod

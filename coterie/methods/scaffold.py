@@ -28,7 +28,8 @@ class SCAFFOLD(FedAvg):
 
     A client's new control variate is the mean gradient along its `path` of tau steps, c_i - c + (theta - y) / (tau lr),
     or the full `gradient` at theta. Clients count alike, as in the paper, or by their samples with `weighted`; c moves
-    by the participants' changes over M, so it is the mean over all clients whoever takes part.
+    by the participants' changes over M, so it is the mean over all clients whoever takes part. With a robust aggregator
+    c <- c + m/M mean (c_i - c) over those of m it keeps, and clients upload c_i - c in place of the change.
     """
 
     variate: Literal["path", "gradient"] = "path"
@@ -55,11 +56,14 @@ class SCAFFOLD(FedAvg):
         drift = payload.control - mine.row
         row = cohort.train(payload.row, {"drift": drift}, correct=self.steer)
         control = cohort.grad(payload.row) if self.variate == "gradient" else cohort.descent(payload.row, row) - drift
-        return Upload(update=row - payload.row, control=control - mine.row), Model(control)
+        since = payload.control if self.aggregator.robust else mine.row
+        return Upload(update=row - payload.row, control=control - since), Model(control)
 
     def steer(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
         return gradient + given.drift
 
     def merge(self, server: Steered, up: Uploads) -> Record:  # type: ignore[override]
         move = self.aggregate(up.update, up.share if self.weighted else up.even, up.layout)
+        if self.aggregator.robust:
+            return Steered(server.row + move, self.follow(server.control, server.control + up.control, up))
         return Steered(server.row + move, server.control + up.control.sum(0) / up.population)

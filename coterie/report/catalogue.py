@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie import registry
-from coterie.contract.aggregator import Aggregator
+from coterie.aggregators.fedmgdaplus import FedMGDAPlus
+from coterie.contract.aggregator import FAR, Aggregator
 from coterie.contract.local import LocalOptions
 from coterie.contract.method import Method
 from coterie.contract.optimizer import Optimizer
@@ -135,7 +136,9 @@ def _sentence(phrase: str) -> str:
 def _facts(entry: Entry) -> list[tuple[str, str]]:
     cls = type(entry)
     if isinstance(entry, Aggregator):
-        own = [("protects", entry.protects), ("fewest clients", str(entry.minimum)), ("use", f"fedavg+{entry.name}")]
+        own = [("protects", entry.protects), ("fewest clients", str(entry.minimum)), ("weights", _weights(entry)),
+               ("server's sums", "leave out whom it does not keep" if entry.robust else ""),
+               ("use", f"fedavg+{entry.name}")]
     elif isinstance(entry, Optimizer):
         use = f"optimizer={entry.name} or server={entry.name}, for one method fedavg:optimizer={entry.name}"
         own = [("at the server", at_server(cls)), ("use", use)]
@@ -145,11 +148,29 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
             ("family", entry.family), ("shared", entry.shared), ("client keeps", entry.keeps),
             ("traffic", f"{entry.down} down, {entry.up} up (models per client and round)"),
             ("unseen client", entry.newcomer),
-            ("aggregators", f"any, as in {plain}+confree" if entry.averages else "none, for it averages nothing"),
+            ("aggregators", _aggregators(entry, plain)), ("not protected", entry.unprotected),
             ("client steps", _client_steps(entry, plain)),
             ("server steps", f"by none, for {why}" if why else f"by any, as in {plain}:server=adam"),
         ]
     return [(name, text) for name, text in [*own, ("citation", cls.cite)] if text]
+
+
+def _aggregators(entry: Method, plain: str) -> str:
+    """Which aggregators a method takes."""
+    if not entry.averages:
+        return "none, for it averages nothing"
+    if not entry.soft:
+        return f"any, as in {plain}+confree"
+    known = ", ".join(registry.keeping())
+    return f"those that keep to clients' weights, as in {plain}+median: {known}; under others its models would be one"
+
+
+def _weights(entry: Aggregator) -> str:
+    """What it makes of clients' weights."""
+    if entry.private:
+        return ""
+    soft = ", ".join(name for name, cls in registry.methods().items() if cls.soft)
+    return "kept to" if entry.weighs else f"not kept to, so it is not for {soft}"
 
 
 def _client_steps(entry: Method, plain: str) -> str:
@@ -354,10 +375,45 @@ def _tables(link: str) -> list[str]:
 def _plugs(link: str) -> list[str]:
     """What aggregators are, and their table."""
     lines = [(_link(c.name, link), headline(c)[1].rstrip("."), c.protects, str(c().minimum), _code(c)) for c in plugs()]
+    soft = [cls.name for cls in registry.methods().values() if cls.soft]
     return [
         "They plug into any method that averages: `fedrep+confree`, `fedrep+confree:c=0.3`.",
         markdown_table(("aggregator", "what it does", "protects", "fewest clients", "defaults"), lines),
+        *(textwrap.fill(text, 120, break_on_hyphens=False) for text in (
+            f"**Shares.** In {', '.join(f'`{name}`' for name in soft)} a client counts in every model, by its share in "
+            "it. An aggregator that treats clients of any weight alike would make one model of them, so such a pair is "
+            "refused before the first round:",
+        )),
+        markdown_table(("aggregator", *(f"`{name}`" for name in soft)), [
+            (f"`{spec}`", *("allowed" if value.weighs else "refused" for _ in soft)) for spec, value in _ways()
+        ]),
+        *(textwrap.fill(text, 120, break_on_hyphens=False) for text in (
+            "`fedfew:weigh=client` takes the mean and `private` alone: there the updates themselves are multiplied by "
+            "the shares. `fedfew:normalise=true` takes no robust aggregator: a model of little weight would follow "
+            "whoever has most of it.",
+            "**Servers that keep more than models.** Under "
+            f"{', '.join(f'`{cls.name}`' for cls in plugs() if cls.robust)}, which are made for clients that may send "
+            "anything, whatever else the server takes from clients is taken from those the aggregator keeps: the "
+            "linear terms of `feddyn`, the control variates of `scaffold`, the features, statistics and heads of "
+            "`fedpac`, the prototypes of `fednh`, the models on which `fesem` places its centres, and running "
+            "statistics. For each of these it keeps the clients whose values are finite and at most "
+            f"{FAR:g} times as far from what the aggregator makes of all of them as the median client's. Under other "
+            "aggregators these are sums over everybody. What a method takes from clients that no aggregator protects "
+            "is said on its page, and when a run begins.",
+        )),
     ]
+
+
+def _ways() -> list[tuple[str, Aggregator]]:
+    """Every aggregator but private, with its defaults and with the options that decide whether it keeps to weights."""
+    ways = []
+    for cls in plugs():
+        specs = [cls.name] if not cls.private else []
+        weighted = getattr(cls(), "weighted", None)
+        specs += [f"{cls.name}:weighted={spelled(not weighted)}"] if weighted is not None else []
+        specs += [f"{cls.name}:epsilon=0"] if cls is FedMGDAPlus else []
+        ways += [(spec, registry.method(f"fedavg+{spec}").aggregator) for spec in specs]
+    return ways
 
 
 def _optimizers(link: str, page: str) -> list[str]:
@@ -381,6 +437,10 @@ def section(cls: type[Entry]) -> str:
     items += [f"At the server: `{at_server(cls)}`."] if issubclass(cls, Optimizer) else []
     for name, text, changed in presets(cls):
         items.append(f"Preset `{cls.name}:{name}`: {_prose(text)} {_sets([f'`{item}`' for item in changed])}")
+    if issubclass(cls, Method) and cls.soft:
+        items.append(f"Aggregators: {_prose(_aggregators(cls(), cls.name))}.")
+    if issubclass(cls, Method) and cls.unprotected:
+        items.append(f"Not protected by a robust aggregator: {_prose(cls.unprotected)}.")
     items += [f"Citation: {_prose(cls.cite)}."] if cls.cite else []
     return "\n\n".join([*parts, "\n".join(f"- {item}" for item in items)]) + "\n"
 

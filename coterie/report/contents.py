@@ -32,6 +32,7 @@ from coterie.report.watched import others
 from coterie.running.experiment import EXPERIMENT, asked_for
 from coterie.running.folder import Folder, inside
 from coterie.running.result import Result
+from coterie.running.server import NOTES
 
 POINTS = 60
 """Evaluations of a curve that are kept, at most, evenly spaced and with the last one."""
@@ -373,6 +374,8 @@ def _notes(read: Sequence[tuple[Folder, Result]], budget: int, scales: Sequence[
         notes.append("These runs were made by an earlier version, which did not record who holds which class.")
     if len({json.dumps(folder.config().get("churn")) for folder, _ in read}) > 1:
         notes.append("These runs differ in which clients are there in which rounds.")
+    said = [note for folder, _ in read for note in folder.config().get("choices", {}).get(NOTES, ())]
+    notes += [note[:1].upper() + note[1:] for note in dict.fromkeys(said)]
     if budget < 2:
         notes.append("There are so many clients that their own curves are left out of this page.")
     return notes

@@ -222,6 +222,7 @@ class Prepared:
                 left.setdefault(one.method, one)
         whole = next((method for method in [*named, *left] if method in left), None)
         for method, one in left.items():
+            self.notes += Server.notes(method)
             if method == whole or method.aggregator.private:
                 one.built = one.build(self._shared)
                 choices = one.built.simulation.choices

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import streams
+from coterie import registry, streams
 from coterie.contract import records
 from coterie.contract.cohort import Init
 from coterie.contract.engine import IntArray
 from coterie.contract.layout import Layout
+from coterie.contract.mean import Mean
 from coterie.contract.method import Method, Uploads
 from coterie.contract.records import Each, Record, Upload
 from coterie.errors import CoterieError
@@ -29,6 +30,9 @@ from coterie.running.training import Training
 STATE, CLIP, MEMORY = "server", "privacy.clip", "optimizer"
 """What a checkpoint calls the server's tensors (`server.row`, ...), the clip of a private run, and what the server's
 optimizer remembers (`optimizer.row.velocity`, ...)."""
+
+NOTES = "aggregator"
+"""Under which a run's choices hold what is to be said of its aggregator."""
 
 
 class Server:
@@ -71,10 +75,26 @@ class Server:
             asked = f"clip={training.clip:g}" if training.clip is not None else f"optimizer={training.optimizer}"
             raise CoterieError(f"{method.name} trains by plain SGD alone: {why}; leave out {asked}.")
         plugged = method.aggregator
+        if not method.averages and not isinstance(plugged, Mean):
+            raise CoterieError(f"{method.name} averages nothing, so '+{plugged.name}' has no effect on it.")
+        if method.soft and not plugged.weighs:
+            raise CoterieError(
+                f"{method.name} counts a client in each of its models by its share there, and {plugged.name} as it is "
+                "set does not keep to such weights, so that the models would become one; take an aggregator that does "
+                f"({', '.join(registry.keeping())}), or a method whose clients count in one model each, such as "
+                f"ifca+{plugged.name}."
+            )
         if population < plugged.minimum:
             raise CoterieError(
                 f"the aggregator {plugged.name} needs at least {plugged.minimum} clients; there are {population}."
             )
+
+    @staticmethod
+    def notes(method: Method) -> list[str]:
+        """What whoever starts a run should know of its aggregator."""
+        if not (method.aggregator.robust and method.unprotected):
+            return []
+        return [f"{method.name}+{method.aggregator.name}: the aggregator does not protect {method.unprotected}."]
 
     # -- arrival ---------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from coterie.running.clients import (
 )
 from coterie.running.confusion import CONFUSION, MOST_CELLS, class_names
 from coterie.running.round import Round
-from coterie.running.server import Server, chance, record_class
+from coterie.running.server import NOTES, Server, chance, record_class
 from coterie.running.together import Call, Course, alone
 from coterie.running.training import Training
 
@@ -59,6 +59,8 @@ class Simulation(Clients):
         """`twin` is a simulation of a method kin to this one: its engine serves both where the module is the same."""
         super().__init__(method, model, federation, training, head, loss, choices, twin)
         training = self.training
+        self.choices.pop(NOTES, None)  # the twin's
+        self.choices |= {NOTES: said} if (said := Server.notes(method)) else {}
         self.class_names = class_names(self.federation.recipe, self.federation.classes)
         if 0 < self.federation.clients * self.federation.classes**2 <= MOST_CELLS:
             self.scored = replace(self.scored, kept=(ByLabelAndAnswer(),))

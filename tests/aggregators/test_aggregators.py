@@ -438,6 +438,36 @@ def test_coordinates_stay_between_those_of_the_honest(name):
         assert ((found >= honest.amin(0)) & (found <= honest.amax(0))).all()
 
 
+WITHIN = {  # aggregators with options that matter, and how many of nine clients of equal weight may send anything
+    "median": 4, "median:weighted=false": 4, "geometricmedian": 4, "geometricmedian:weighted=false": 4, "krum": 1,
+    "krum:faulty=3": 3, "multikrum": 1, "multikrum:faulty=3": 3, "multikrum:faulty=2,chosen=1": 2, "trimmedmean": 1,
+    "trimmedmean:trim=0.45": 4, "trimmedmean:trim=0.34,weighted=false": 3,
+}
+
+
+@pytest.mark.parametrize("spec", WITHIN)
+@given(st.data())
+@settings(max_examples=40)
+def test_what_it_protects_holds_whatever_the_faulty_send(spec, data):
+    """Any mixture of NaN, infinities and numbers of any size: the answer stays among the honest, give or take
+    what the geometric median of a minority is worth: it lies within 2 (1 - f/n) / (1 - 2 f/n) of the farthest honest
+    from any point, here their mean (Pillutla et al., and Minsker's lemma)."""
+    faulty = data.draw(st.integers(0, WITHIN[spec]))
+    width = data.draw(st.integers(1, 5))
+    honest = drawn(data.draw(st.integers(0, 999)), 9 - faulty, width, 1.0)
+    anything = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1e4, -1e4, 1e30, -1e30, 1e300])
+    rows = data.draw(st.lists(st.lists(anything, min_size=width, max_size=width), min_size=faulty, max_size=faulty))
+    sent = torch.cat([torch.tensor(rows, dtype=torch.float64).view(faulty, width), honest])
+    found = call(registry.method(f"fedavg+{spec}").aggregator, sent)
+    assert torch.isfinite(found).all()
+    far = (honest - honest.mean(0)).norm(dim=1).max()
+    share = faulty / 9
+    bound = 2 * (1 - share) / (1 - 2 * share) * far if "geometric" in spec else math.sqrt(width) * 2 * far
+    if "krum" in spec:
+        bound = bound * 9  # Blanchard et al.'s eta(n, f) is below n here
+    assert (found - honest.mean(0)).norm() <= bound + 1e-6
+
+
 def test_krum_is_not_drawn_away_by_colluding_clients():
     honest = drawn(6, 6, 5, 1.0)
     liars = drawn(7, 1, 5, -30.0).expand(2, 5)
