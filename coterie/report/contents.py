@@ -26,7 +26,7 @@ from coterie.report.confusion import CELLS, counted_by_client, matrices, recall,
 from coterie.report.federations import one_federation
 from coterie.report.few_models import few
 from coterie.report.header import facts, once, title, unlike
-from coterie.report.missing import missing, over_flower
+from coterie.report.missing import infinite, missing, over_flower
 from coterie.report.plots import means_by_round
 from coterie.report.series import Floats, finite, over_seeds, thinned
 from coterie.report.table import Line, by_method, label_of, rows, scale_of
@@ -172,6 +172,7 @@ def _method(name: str, group: list[Result], folders: list[Folder], clients: int,
         "name": name, "label": label_of(name, SERVED), "labels": {stage: label_of(name, stage) for stage in SEEN},
         "seeds": [run.seed for run in group], "printed": group[0].printed,
         "spent": _spent(group, first[0]), "tracks": _tracks(group, first, clients, budget),
+        "infinite": [stage for stage in first if any(infinite(run, stage) for run in group)],
         "conflicts": _conflicts(group, clients), "few": few(group, folders, clients, POINTS),
         **_newcomers(group, first),
     }

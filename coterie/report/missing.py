@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from coterie.errors import counted
 from coterie.evaluation.stages import SEEN, unseen
 from coterie.running.confusion import MOST_CELLS
 from coterie.running.folder import Folder
-from coterie.running.result import Result
+from coterie.running.result import Result, When
 
 Read = tuple[Folder, Result]
 
@@ -90,7 +90,7 @@ def _conflicts(read: Sequence[Read]) -> str:
         return "None of these methods uploads an update, so there are no angles between updates."
     if all(math.isfinite(run.epsilon) for run in results if any("update" in record["up"] for record in run.rounds)):
         return "With the aggregator private, the server sees a noisy mean and no client's update."
-    if any(_diverged(run) for run in results):
+    if any(infinite(run, stage) for run in results for stage in run.stages if stage in SEEN):
         return "The training diverged: the updates are no numbers and have no angles between them."
     return "No round recorded the angles between updates: fewer than two clients moved."
 
@@ -105,10 +105,10 @@ def _unseen(read: Sequence[Read]) -> str:
             "later.")
 
 
-def _diverged(run: Result) -> bool:
-    """Whether a client's test loss was no finite number when it was last evaluated."""
-    last = run.history[-1].stages.values()
-    return not all(np.isfinite(scores.test["loss"][scores.samples > 0]).all() for scores in last)
+def infinite(run: Result, stage: str) -> bool:
+    """Whether a client's test loss is no finite number, at the round reported or at the last: the training diverged."""
+    found = [run.at(stage, when) for when in get_args(When)]
+    return not all(np.isfinite(scores.test["loss"][scores.samples > 0]).all() for scores in found)
 
 
 def _many(run: Result, classes: int) -> str:

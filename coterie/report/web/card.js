@@ -67,8 +67,9 @@ function card() {
     c = D.clients[state.client];
   host.hidden = !c;
   if (!c) return;
-  const parts = [known(c.train) ? `${c.train} train` : null, known(c.val) ? `${c.val} validation` : null, `${c.test} test`];
-  const facts = [["samples", parts.filter(Boolean).join(", ")]];
+  const samples = { train: c.train, validation: c.val, test: c.test },
+    held = Object.keys(samples).filter((split) => known(samples[split]));
+  const facts = [["samples", held.map((split) => `${samples[split]} ${split}`).join(", ")]];
   if (present(c)) facts.push(["rounds", present(c)]);
   if (c.classes && D.classes) facts.push(["classes", `${c.classes.filter(Boolean).length} of ${D.classes}`]);
   facts.push([looked().title, judged(c)]);

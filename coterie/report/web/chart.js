@@ -169,18 +169,18 @@ function lines(about, xs, series, options) {
       } else
         svg.append(
           s("path", {
-          d: path(pts),
-          fill: "none",
-          stroke: one.tint,
-          "stroke-width": one.bold ? 2.6 : options.clients ? 1 : 2,
-          opacity: one.opacity || 1,
-          "stroke-dasharray": one.dash,
-          ...(one.client === undefined ? {} : hover(one.client, one.tip)),
+            d: path(pts),
+            fill: "none",
+            stroke: one.tint,
+            "stroke-width": one.bold ? 2.6 : options.clients ? 1 : 2,
+            opacity: one.opacity || 1,
+            "stroke-dasharray": one.dash,
+            ...(one.client === undefined ? {} : hover(one.client, one.tip)),
           }),
         );
       pts.forEach(([a, b], i) => {
         if (known(b) && !known((pts[i - 1] || [])[1]) && !known((pts[i + 1] || [])[1]))
-          svg.append(s("circle", { cx: a, cy: b, r: 4, fill: one.m ? colour(one.m) : one.tint })); // no line leads there
+          svg.append(s("circle", { cx: a, cy: b, r: 4, fill: one.m ? colour(one.m) : one.tint })); // no line gets there
       });
     }
     return svg;

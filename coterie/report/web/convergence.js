@@ -126,7 +126,7 @@ function convergence() {
         );
       }
       area.append(group);
-      if (coloured(m)) ends.push({ m, y: Math.min(bottom, Math.max(12, points[end][1])) });
+      if (coloured(m) && end === points.length - 1) ends.push({ m, y: Math.min(bottom, Math.max(12, points[end][1])) });
     }
     if (named) endNames(svg, ends, right, 14, bottom - 2);
     const focus = methodOf(state.method);
@@ -153,7 +153,8 @@ function convergence() {
     }
     return svg;
   });
-  const gone = having.filter((m) => !curves.some((one) => one.m === m)),
+  const stops = curves.filter(({ y }) => !known(y.mean[y.mean.length - 1])).map(({ m }) => m.label),
+    gone = having.filter((m) => !curves.some((one) => one.m === m)),
     several = D.methods.some((m) => m.seeds.length > 1);
   section(
     "convergence",
@@ -163,6 +164,7 @@ function convergence() {
       (log ? " The axis is logarithmic." : "") +
       crowdWords() +
       (own ? ` The dotted line is client ${D.clients[state.client].name} with ${focusName()}.` : "") +
+      (stops.length ? ` A curve that stops early has no finite mean after that: ${stops.join(", ")}.` : "") +
       (gone.length ? ` Not drawn, as no round has a finite mean: ${gone.map((m) => m.label).join(", ")}.` : ""),
     el(
       "div",

@@ -1,8 +1,8 @@
 // The method, stage, comparison and client in focus, and what every chart asks of them.
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-// Up to CROWD methods have a colour each. Of more, nobody could tell the lines apart: the TOP best, the chosen one and the
-// one it is compared with are in colour, all others grey until a reader points at them.
+// Up to CROWD methods have a colour each. Of more, nobody could tell the lines apart: the TOP best, the chosen one and
+// the one it is compared with are in colour, all others grey until a reader points at them.
 const CROWD = 8,
   TOP = 5;
 let places = new Map();
@@ -20,8 +20,8 @@ const dash = (m) => (coloured(m) && places.get(m.name) >= 5 ? "7 3" : null); // 
 const layer = (m) => (m.name === state.method ? 2 : coloured(m) ? 1 : 0);
 const crowdWords = () =>
   crowded()
-    ? ` In colour: the ${TOP} best, the chosen method and the one it is compared with; the others are grey, and have ` +
-      "their name under the pointer."
+    ? ` In colour: the ${TOP} best, the chosen method and the one it is compared with. The others are grey: point at ` +
+      "one, or choose it from the list."
     : "";
 const methodOf = (name) => D.methods.find((m) => m.name === name);
 const label = (m, stage) => m.labels[stage];
@@ -80,10 +80,10 @@ const lineOf = (m, stage) => seen(m).lines.find((l) => l.stage === stage) || {};
 // Why a method has no value in a stage, by the metric looked at.
 function valueless(m, stage) {
   if (!D.clients.some((c) => c.seen && c.test > 0)) return "No client has test data.";
-  const left = lineOf(m, stage).left_out;
-  return left >= D.clients.filter((c) => c.seen).length
-    ? `No client has a value of ${looked().title} on its test data with ${label(m, stage)} (${stage}).`
-    : `With ${label(m, stage)} (${stage}), the test ${looked().title} is not a finite number: its training diverged.`;
+  const name = label(m, stage) === m.label ? `${m.label} (${stage})` : label(m, stage);
+  return m.infinite.includes(stage)
+    ? `With ${name}, the test ${looked().title} is not a finite number: its training diverged.`
+    : `No client has a value of ${looked().title} on its test data with ${name}.`;
 }
 // Curves of a method light up together with its name in a legend.
 function light(name, on) {

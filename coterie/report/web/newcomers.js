@@ -138,7 +138,12 @@ function newcomers() {
   section(
     "newcomers",
     "Newcomers",
-    [el("span", { class: "strong" }, who), newcomersWords(focus), span > 1 ? ` A point gathers ${span} rounds.` : "", crowdWords()],
+    [
+      el("span", { class: "strong" }, who),
+      newcomersWords(focus),
+      span > 1 ? ` A point gathers ${span} rounds.` : "",
+      crowdWords(),
+    ],
     el("div", { class: "two" }, panels),
     legend(having, SERVED),
     key(["dotted", "", `clients from the start at the same time, ${focus.label}`]),

@@ -20,7 +20,7 @@ function strips(stage, listed, only, printed) {
         .sort((a, b) => a.v - b.v);
       const base = top + row * k,
         y = base + (narrow ? 32 : row / 2),
-        tint = colour(m),
+        tint = coloured(m) ? colour(m) : "var(--same)",
         on = m.name === state.method;
       svg.append(
         s(

@@ -33,7 +33,7 @@ function table() {
     if (typeof a[by] === "string") return way * a[by].localeCompare(b[by]);
     return known(b[by]) - known(a[by]) || turned * (a[by] - b[by]);
   });
-  // Bold is the best of a stage as it is printed, unless more than half of the methods have it: that tells nobody apart.
+  // Bold is the best of a stage as it is printed, unless more than half of the methods have it: it tells nobody apart.
   const printed = { mean: (l) => fmt(l.mean, fine()), worst: (l) => fmt(l.worst) };
   const best = {};
   for (const stage of stages())
