@@ -50,9 +50,15 @@ def opened(browser, address, size=(1280, 900), scheme="light", offline=True):
     page.on("pageerror", lambda error: page.said.append(f"error: {error}"))
     page.on("request", lambda request: page.asked.append(request.url))
     page.goto(address)
-    page.wait_for_selector("#clients svg")
+    page.wait_for_selector("#clients h2")
     yield page
     context.close()
+
+
+def unfold(page):
+    """Open the bar of choices, which is one line on a narrow screen."""
+    if page.locator("#chosen").count() and page.locator("#chosen").is_visible():
+        page.locator("#chosen").click()
 
 
 def screenshots(browser, report, folder):

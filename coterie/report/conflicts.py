@@ -14,7 +14,7 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 
 from coterie.errors import CoterieError
 from coterie.report.bubbles import INK
-from coterie.report.plots import COLOURS, dress, line_style, new_figure
+from coterie.report.plots import best_first, dress, grey, new_figure, placed, stroke
 from coterie.report.series import Floats
 from coterie.report.table import by_method
 from coterie.running.result import Result
@@ -46,17 +46,19 @@ def conflicts(results: Sequence[Result], path: str | Path) -> Path:
 
 
 def _draw_fractions(axes: Axes, runs: Mapping[str, Sequence[Result]]) -> None:
-    for number, (name, group) in enumerate(runs.items()):
+    places = placed(list(runs), best_first([run for group in runs.values() for run in group]))
+    for name, group in runs.items():
         rounds, fractions = opposed(group)
-        colour, marker = COLOURS[number % len(COLOURS)], "o" if len(rounds) == 1 else ""
-        dash = line_style(number)
-        axes.plot(rounds, 100 * fractions, dash, color=colour, linewidth=1.5, marker=marker, markersize=4, label=name)
+        named: dict[str, Any] = {"label": name} if name in places else {}
+        marker = "o" if len(rounds) == 1 else ""
+        axes.plot(rounds, 100 * fractions, marker=marker, markersize=4, **stroke(places.get(name)), **named)
     axes.set_ylim(-2, 102)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
     axes.set_title("pairs of clients with opposing updates in %", loc="left", fontsize=9, color=INK, pad=3)
     axes.set_xlabel("round", fontsize=9, color=INK)
     dress(axes)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    handles = [*axes.get_legend_handles_labels()[0], *grey(len(runs) - len(places))]
+    axes.legend(handles=handles, frameon=False, fontsize=8, labelcolor=INK)
 
 
 def opposed(runs: Sequence[Result]) -> tuple[Floats, Floats]:

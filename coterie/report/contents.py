@@ -18,12 +18,15 @@ import numpy as np
 
 import coterie
 from coterie.contract.metric import Scale
-from coterie.errors import CoterieError, counted
+from coterie.errors import CoterieError
 from coterie.evaluation.stages import ABOUT, SEEN, SERVED, STAGES, unseen
 from coterie.report.arrivals import newcomers, schedule
 from coterie.report.conflicts import alike, last_cosines, opposed
 from coterie.report.confusion import CELLS, counted_by_client, matrices, recall, weakest
+from coterie.report.federations import one_federation
 from coterie.report.few_models import few
+from coterie.report.header import facts, once, title, unlike
+from coterie.report.missing import infinite, missing, over_flower
 from coterie.report.plots import means_by_round
 from coterie.report.series import Floats, finite, over_seeds, thinned
 from coterie.report.table import Line, by_method, label_of, rows, scale_of
@@ -54,8 +57,10 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
 
 def told(read: Sequence[tuple[Folder, Result]], paths: Sequence[Path]) -> dict[str, Any]:
     """The same of runs that have been read."""
+    begun = len(read)
+    one_federation([result for _, result in read])
+    read, twice = once(read)
     results = [result for _, result in read]
-    _same_clients(read)
     groups = by_method(results)
     scales = [scale_of(results[0]), *others(results)]
     lines = {scale.name: rows(results, scale=scale) for scale in scales[: 1 + WATCHED]}
@@ -70,17 +75,19 @@ def told(read: Sequence[tuple[Folder, Result]], paths: Sequence[Path]) -> dict[s
     recalled = _confusion(methods, groups, scales[0], len(clients))
     unfinished = sum(not folder.finished for folder, _ in read)
     experiments = list(filter(None, map(_experiment, paths)))
+    waiting = _waiting(experiments, begun)
+    notes = [*filter(None, [unlike(read, experiments), twice]), *_notes(read, budget, scales)]
     return {
-        "title": _title(paths), "metrics": [asdict(scale) for scale in scales[: 1 + WATCHED]],
+        "title": title(paths), "metrics": [asdict(scale) for scale in scales[: 1 + WATCHED]],
         "coterie": coterie.__version__,
-        "seeds": max(len(group) for group in groups.values()), "facts": _facts(read, experiments, clients),
+        "seeds": max(len(group) for group in groups.values()), "facts": facts(read, experiments, clients),
         **_churn(read),
-        "answer": answer(results, unfinished + _waiting(experiments, len(read))),
+        "answer": answer(results, unfinished + waiting),
         "stages": [{"name": stage, "unseen": unseen(stage), "about": ABOUT[stage]} for stage in SEEN],
         "clients": clients, "classes": _classes(read), "labels": labels_of(read[0][0].config()), "methods": methods,
-        "recalled": recalled,
-        "notes": _notes(read, budget, scales), "runs": _runs(read), "reproduce": _reproduce(read, experiments),
-        "progress": _progress(read, experiments),
+        "recalled": recalled, "missing": missing(read),
+        "notes": notes, "runs": _runs(read), "reproduce": _reproduce(read, experiments),
+        "progress": _progress(read, waiting),
     }
 
 
@@ -109,16 +116,6 @@ def _begun(folder: Folder) -> bool:
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 
-def _same_clients(read: Sequence[tuple[Folder, Result]]) -> None:
-    first = read[0][1].names
-    for folder, result in read:
-        if result.names != first:
-            raise CoterieError(
-                f"{folder.path} has {counted(len(result.names), 'client')} and {read[0][0].path} has {len(first)}, or "
-                "they are others; a report compares runs on the same clients."
-            )
-
-
 def _data(read: Sequence[tuple[Folder, Result]]) -> dict[str, Any] | None:
     """Who holds what, from the first run that recorded it with a validation split."""
     found = [data for folder, _ in read if (data := folder.data()) is not None]
@@ -131,16 +128,25 @@ def _clients(read: Sequence[tuple[Folder, Result]]) -> list[dict[str, Any]]:
     names = result.names or tuple(str(i) for i in range(1 + max(s.clients.max() for s in _last(result))))
     trained = int(config.get("population", len(names)))
     tested: dict[int, int] = {}
-    for scores in _last(result):
-        tested |= dict(zip(scores.clients.tolist(), scores.samples.tolist()))
+    for scores in (scores for evaluation in result.history for scores in evaluation.stages.values()):
+        tested |= dict(zip(scores.clients.tolist(), scores.samples.tolist()))  # also of who has left since
+    times = _times(config)
     return [
         {
             "name": name, "seen": i < trained, "test": tested.get(i, 0),
             "train": data["sizes"]["train"][i] if data else None, "val": data["sizes"]["val"][i] if data else None,
             "classes": data["histogram"][i] if data and "histogram" in data else None,
+            **({"arrives": times[i][0], "leaves": times[i][1]} if i < len(times) else {}),
         }
         for i, name in enumerate(names)
     ]
+
+
+def _times(config: dict[str, Any]) -> list[list[int | None]]:
+    """When each client arrives and leaves, with churn; a damaged list is said to be so by `_churn`."""
+    times = config.get("churn") or []
+    whole = isinstance(times, list) and all(isinstance(one, list) and len(one) == 2 for one in times)
+    return times if whole else []
 
 
 def _last(result: Result) -> list[Any]:
@@ -167,6 +173,7 @@ def _method(name: str, group: list[Result], folders: list[Folder], clients: int,
         "name": name, "label": label_of(name, SERVED), "labels": {stage: label_of(name, stage) for stage in SEEN},
         "seeds": [run.seed for run in group], "printed": group[0].printed,
         "spent": _spent(group, first[0]), "tracks": _tracks(group, first, clients, budget),
+        "infinite": [stage for stage in first if any(infinite(run, stage) for run in group)],
         "conflicts": _conflicts(group, clients), "few": few(group, folders, clients, POINTS),
         **_newcomers(group, first),
     }
@@ -330,39 +337,14 @@ def _waiting(experiments: Sequence[dict[str, Any]], begun: int) -> int:
     return max(0, sum(int(experiment["wanted"]) for experiment in experiments) - begun)
 
 
-def _progress(read: Sequence[tuple[Folder, Result]], experiments: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _progress(read: Sequence[tuple[Folder, Result]], waiting: int) -> dict[str, Any]:
     """Rounds done and asked for over all runs, also those that have not begun."""
     rounds = [int(folder.config()["training"]["rounds"]) for folder, _ in read]
     done = [asked if folder.finished else len(result.rounds) for (folder, result), asked in zip(read, rounds)]
-    waiting = _waiting(experiments, len(read))
     return {
         "runs": len(read) + waiting, "finished": sum(folder.finished for folder, _ in read),
         "rounds": sum(rounds) + waiting * max(rounds), "done": sum(done),
     }
-
-
-def _facts(
-    read: Sequence[tuple[Folder, Result]], experiments: Sequence[dict[str, Any]], clients: Sequence[dict[str, Any]]
-) -> list[str]:
-    """The line below the title."""
-    config = read[0][0].config()
-    recipe = config.get("federation", {})
-    seen = sum(client["seen"] for client in clients)
-    others = f" and {len(clients) - seen} unseen" if len(clients) > seen else ""
-    found = [Path(str(recipe["data"])).name] if "data" in recipe else []
-    if "partition" in recipe:
-        alpha = f" {recipe['alpha']}" if "alpha" in recipe else ""
-        found.append(f"{recipe['partition']}{alpha}")
-    found.append(f"{counted(seen, 'client')}{others}")
-    found += [f"model {experiments[0]['experiment']['model']}"] if experiments else []
-    training = config["training"]
-    found.append(f"{counted(training['rounds'], 'round')}, learning rate {training['lr']:g}")
-    seeds = sorted({result.seed for _, result in read})
-    return [*found, counted(len(seeds), "seed"), f"judged by {scale_of(read[0][1]).title}"]
-
-
-def _title(paths: Sequence[Path]) -> str:
-    return ", ".join(path.resolve().name for path in paths[:3]) + (" …" if len(paths) > 3 else "")
 
 
 def _notes(read: Sequence[tuple[Folder, Result]], budget: int, scales: Sequence[Scale]) -> list[str]:
@@ -370,7 +352,7 @@ def _notes(read: Sequence[tuple[Folder, Result]], budget: int, scales: Sequence[
     if left := scales[1 + WATCHED :]:
         notes.append(f"Of the watched metrics, {WATCHED} can be looked at on this page; left out: "
                      f"{', '.join(scale.title for scale in left)}.")
-    if _data(read) is None:
+    if _data(read) is None and not over_flower(read):
         notes.append("These runs were made by an earlier version, which did not record who holds which class.")
     if len({json.dumps(folder.config().get("churn")) for folder, _ in read}) > 1:
         notes.append("These runs differ in which clients are there in which rounds.")
@@ -398,14 +380,21 @@ def _reproduce(read: Sequence[tuple[Folder, Result]], experiments: Sequence[dict
     configs = []
     if not experiments:
         configs = [
-            {key: value for key, value in folder.config().items() if key in ("method", "training", "federation")}
+            _set({key: folder.config()[key] for key in ("method", "training", "federation") if key in folder.config()})
             for folder, _ in read[:10]
         ]
     return {
         "commands": [shlex.join(e["command"]) for e in experiments if "command" in e],
-        "experiments": [{"folder": e["folder"], **e["experiment"]} for e in experiments],
+        "experiments": [{"folder": e["folder"], **_set(e["experiment"])} for e in experiments],
         "environments": environments, "configs": configs,
+        "started": "by the server of real sites" if over_flower(read) else "from Python",
     }
+
+
+def _set(options: dict[str, Any]) -> dict[str, Any]:
+    """Without options that nobody set, and without how a table was read, which is no option."""
+    kept = {name: value for name, value in options.items() if value is not None and name != "encoding"}
+    return {name: _set(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

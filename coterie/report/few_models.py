@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -36,15 +37,20 @@ def few(group: Sequence[Result], folders: Sequence[Folder], clients: int, points
     judgements = [judged(end) if end else None for end in ends]
     first = _shown(judgements)
     end, over = ends[first], recorded[first]
+    if end and not _finite(end["apart"], end["moved"]):
+        end = None  # which of such models is nearest means nothing
     kept = thinned(len(over["w"]), points).tolist()
     found = {
         "seed": group[first].seed, "models": _models(end, over, numbers[first]),
         "rounds": [over["rounds"][i] for i in kept] if over["w"] else [],
         "w": [_table(over["w"][i], over["clients"][i], clients) for i in kept] if over["w"] else [],
         "alpha": [_line(over["alpha"][i], over["clients"][i], clients) for i in kept] if any(over["alpha"]) else [],
-        "mass": _mass(numbers[first], points), "apart": [over["apart"][i] for i in kept] if any(over["apart"]) else [],
-        "end": None, "verdict": "unknown", "words": "", "worth": None,
+        "mass": _mass(numbers[first], points), "apart": _apart([over["apart"][i] for i in kept]),
+        "end": None, "verdict": "unknown", "words": "", "worth": None, "unweighed": "",
     }
+    if not any(line for i in kept for line in _table(over["w"][i], over["clients"][i], clients)):
+        why = _unweighed(over, group[first], folders[first])
+        found |= {"rounds": [], "w": [], "alpha": [], "apart": [], "unweighed": why}
     if end:
         scale = scale_named(str(end["metric"]), group)
         found |= {"end": _json(end) | {"scale": asdict(scale)}, "worth": worth(end, scale)}
@@ -52,8 +58,37 @@ def few(group: Sequence[Result], folders: Sequence[Folder], clients: int, points
     if told is not None:
         found["verdict"], found["words"] = told[0], told[1] + _in_how_many(judgements)
     else:
-        found["words"] = "The run is not finished, or an earlier version made it: which model a client uses is unknown."
+        found["words"] = f"Which model a client uses is unknown: {_unknown(folders[first])}."
     return found
+
+
+def _unknown(folder: Folder) -> str:
+    """Why a run does not say which model a client uses."""
+    if "job" in folder.config():
+        return "real sites keep to themselves which one they take"
+    return EARLIER if folder.finished else "the run is not finished, and it is recorded at the end"
+
+
+def _unweighed(over: dict[str, list[Any]], run: Result, folder: Folder) -> str:
+    """Why there are no weights of clients to show."""
+    if over["w"]:
+        why = "none of them is a number, as the training diverged"
+    elif math.isfinite(run.epsilon):
+        why = "with the aggregator private, the server sees no client's own"
+    elif len(run.history) < 2:
+        why = "no round was evaluated yet"
+    elif "by_model" in folder.config():
+        why = "this method's clients weigh for themselves, and the server is not told"
+    else:
+        why = EARLIER
+    return f"There are no weights w and alpha to show: {why}."
+
+
+EARLIER = "the run was made by an earlier version, which did not record it"
+
+
+def _finite(*tables: Any) -> bool:
+    return all(bool(np.isfinite(np.array(table, dtype=float)).all()) for table in tables)
 
 
 def words(folder: Folder) -> tuple[str, ...]:
@@ -66,6 +101,8 @@ def judged(end: dict[str, Any]) -> tuple[str, str]:
     """The verdict on one finished run and the words for it."""
     apart, moved = np.array(end["apart"]), np.array(end["moved"])
     models, choice = len(apart), np.array(end["choice"])
+    if not _finite(apart, moved):
+        return "unknown", f"The {models} models hold values that are no numbers: the training diverged."
     if models == 1:
         return "one", "There is one model only: the clients were never split."
     share = np.bincount(choice, minlength=models) / max(len(choice), 1)
@@ -146,20 +183,25 @@ def _table(w: list[list[float]], ids: Sequence[int], clients: int) -> list[list[
     """Per cent `[clients][K]`; None for who did not take part."""
     table: list[list[int] | None] = [None] * clients
     for client, line in zip(ids, w):
-        table[client] = [round(100 * value) for value in line]
+        table[client] = [round(100 * value) for value in line] if np.isfinite(line).all() else None
     return table
 
 
 def _line(alpha: list[float] | None, ids: Sequence[int], clients: int) -> list[float | None]:
     line: list[float | None] = [None] * clients
     for client, value in zip(ids, alpha or ()):
-        line[client] = float(f"{value:.3g}")
+        line[client] = float(f"{value:.3g}") if math.isfinite(value) else None
     return line
+
+
+def _apart(tables: Sequence[Any]) -> list[Any]:
+    """The distances between models, round by round; None where they are no numbers."""
+    return [table if table and _finite(table) else None for table in tables] if any(tables) else []
 
 
 def _mass(numbers: list[tuple[int, list[float]]], points: int) -> dict[str, Any] | None:
     """The share of the training that each model got, round by round: of the weights, or of the clients."""
-    found = [(t, [round(m / sum(mass), 4) for m in mass]) for t, mass in numbers if sum(mass) > 0]
+    found = [(t, [round(m / sum(mass), 4) for m in mass]) for t, mass in numbers if 0 < sum(mass) < math.inf]
     if not found:
         return None
     kept = thinned(len(found), 2 * points).tolist()
@@ -167,7 +209,7 @@ def _mass(numbers: list[tuple[int, list[float]]], points: int) -> dict[str, Any]
 
 
 def _json(end: dict[str, Any]) -> dict[str, Any]:
-    test = [[None if v != v else v for v in line] for line in end["test"]]
+    test = [[v if math.isfinite(v) else None for v in line] for line in end["test"]]
     return {name: end[name] for name in ("round", "choice", "apart", "moved")} | {"test": test}
 
 

@@ -18,7 +18,7 @@ from coterie.errors import counted
 from coterie.evaluation.reading import measured, scaled
 from coterie.evaluation.stages import SEEN, SERVED, title, unseen
 from coterie.report.bubbles import INK, SEEN_COLOUR, UNSEEN_COLOUR, label_classes, label_clients
-from coterie.report.plots import COLOURS, dress, line_style, new_figure
+from coterie.report.plots import COLOURS, dress, grey, new_figure, placed, stroke
 from coterie.report.series import Floats, thinned
 from coterie.report.table import human_bytes, human_seconds
 from coterie.running.runs import ALWAYS
@@ -140,19 +140,17 @@ def _convergence(data: Data, stages: Sequence[str]) -> Figure:
     for row, stage in zip(grid, stages):
         for axes, (name, form) in zip(row, axis.items()):
             for method in (m for m in data["methods"] if stage in m["curve"]):
-                means = _floats(method["curve"][stage]["mean"])
-                axes.plot(
-                    method["spent"][name], _scaled(data, means), color=_colour(data, method),
-                    linewidth=1.4, linestyle=_line(data, method), label=method["label"],
-                )
+                means = _scaled(data, _floats(method["curve"][stage]["mean"]))
+                axes.plot(method["spent"][name], means, marker=_lonely(means), markersize=4, **_look(data, method))
+            if not any(_there(line.get_ydata()).size for line in axes.lines):
+                _say(axes, "no round has a finite mean")
             dress(axes)
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=name == "rounds"))
             if name != "rounds":
                 axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _, form=form: form(max(v, 0.0))))
             _title(axes, f"{stage}, by {name.rstrip('s') if name == 'rounds' else name}")
         row[0].set_ylabel(f"mean {_what(data)}", fontsize=9, color=INK)
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK)
+    _legend(data, figure, grid[0][0])
     return figure
 
 
@@ -162,10 +160,9 @@ def _newcomers(data: Data, stages: Sequence[str], chosen: Data) -> Figure:
     for axes, stage in zip(grid, stages):
         for method in (m for m in data["methods"] if stage in m.get("newcomers", {})):
             found = method["newcomers"][stage]
-            axes.plot(
-                found["age"], _scaled(data, _floats(found["mean"])), color=_colour(data, method), linewidth=1.4,
-                linestyle=_line(data, method), marker="o", markersize=3, label=method["label"],
-            )
+            marker = "o" if method["name"] in _places(data) else ""
+            means = _scaled(data, _floats(found["mean"]))
+            axes.plot(found["age"], means, marker=marker, markersize=3, **_look(data, method))
         beside = chosen.get("newcomers", {}).get(stage)
         if beside is not None:
             axes.plot(
@@ -177,8 +174,7 @@ def _newcomers(data: Data, stages: Sequence[str], chosen: Data) -> Figure:
         axes.set_xlabel("rounds since arrival", fontsize=9, color=INK)
         _title(axes, f"clients that arrived during training, {stage}")
     grid[0].set_ylabel(f"mean {_what(data)}", fontsize=9, color=INK)
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK)
+    _legend(data, figure, grid[0])
     return figure
 
 
@@ -267,6 +263,8 @@ def _few(data: Data, method: Data) -> Figure:
         for k, line in enumerate(share.T):
             grid[1].plot(few["mass"]["rounds"], 100 * line, color=_model(k), linewidth=1.5)
         grid[1].set_ylim(-2, 102)
+    else:
+        _say(grid[1], "not recorded")
     _title(grid[1], "mass per model in %, by round")
     relative = np.array(end["apart"]) / max(float(np.mean(end["moved"])), 1e-12)
     grid[2].imshow(relative, cmap="Blues", vmin=0, vmax=max(1.0, float(relative.max())))
@@ -280,9 +278,13 @@ def _few(data: Data, method: Data) -> Figure:
         own = [[line[k] if line and k < len(line) else np.nan for line in table] for table in few["w"]]
         for line in np.array(own, dtype=float).T if own else ():
             grid[3].plot(few["rounds"], line, color=_model(k), linewidth=0.8, alpha=0.4)
+    if not few["w"]:
+        _say(grid[3], "not recorded")
     _title(grid[3], "w of every client in %, by round")
     for line in np.array(few["alpha"], dtype=float).T if few["alpha"] else ():
         grid[4].plot(few["rounds"], 100 * line, color=INK, linewidth=0.8, alpha=0.4)
+    if not few["alpha"]:
+        _say(grid[4], "this method weighs no clients" if few["w"] else "not recorded")
     _title(grid[4], "alpha of every client in %, by round")
     for axes in grid:
         dress(axes)
@@ -305,14 +307,14 @@ def _conflicts(data: Data) -> Figure:
     first = figure.add_subplot(spots[:, 0])
     for method in having:
         found = method["conflicts"]
-        first.plot(
-            found["rounds"], 100 * _floats(found["opposing"]), color=_colour(data, method), label=method["label"],
-            linestyle=_line(data, method), marker="o" if len(found["rounds"]) == 1 else "", markersize=4,
-        )
+        marker = "o" if len(found["rounds"]) == 1 else ""
+        first.plot(found["rounds"], 100 * _floats(found["opposing"]), marker=marker, markersize=4,
+                   **_look(data, method))
     first.set_ylim(-2, 102)
     _title(first, "pairs of clients with opposing updates in %, by round")
     dress(first)
-    first.legend(frameon=False, fontsize=7, labelcolor=INK)
+    handles = [*first.get_legend_handles_labels()[0], *grey(sum(m["name"] not in _places(data) for m in having))]
+    first.legend(handles=handles, frameon=False, fontsize=7, labelcolor=INK)
     for k, method in enumerate(matrices):
         axes = figure.add_subplot(spots[k // columns, 1 + k % columns])
         cosines = np.array(method["conflicts"]["cosines"]) / 100
@@ -376,12 +378,40 @@ def _what(data: Data) -> str:
     return f"test {measured(scale_of(data))}"
 
 
+def _places(data: Data) -> dict[str, int]:
+    """The methods in colour: all, or of a crowd the best, the one in focus and FedAvg, as on the page that opens."""
+    method, stage = focus(data)
+    means = {m["name"]: line["mean"] for m in data["methods"] for line in m["lines"] if line["stage"] == stage}
+    known = [name for name, mean in means.items() if mean is not None]
+    best = sorted(known, key=lambda name: scale_of(data).sign * means[name], reverse=True)
+    base = _named(data, "fedavg")
+    return placed([m["name"] for m in data["methods"]], best, [method["name"], *([base["name"]] if base else [])])
+
+
+def _look(data: Data, method: Data) -> Data:
+    """How a method's line is drawn, with its name where it has a colour."""
+    number = _places(data).get(method["name"])
+    return stroke(number) | ({} if number is None else {"label": method["label"]})
+
+
 def _colour(data: Data, method: Data) -> str:
-    return COLOURS[data["methods"].index(method) % len(COLOURS)]
+    number = _places(data).get(method["name"])
+    return SAME if number is None else COLOURS[number % len(COLOURS)]
 
 
-def _line(data: Data, method: Data) -> str:
-    return line_style(data["methods"].index(method))
+def _legend(data: Data, figure: Figure, axes: Axes) -> None:
+    handles = [*axes.get_legend_handles_labels()[0], *grey(len(data["methods"]) - len(_places(data)))]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK)
+
+
+def _lonely(values: Floats) -> str:
+    """A mark for a curve of one point, which no line leads to."""
+    return "o" if np.isfinite(values).sum() == 1 else ""
+
+
+def _say(axes: Axes, words: str) -> None:
+    """A sentence in the middle of a chart that has nothing else to show."""
+    axes.text(0.5, 0.5, words, ha="center", va="center", fontsize=9, color=INK, transform=axes.transAxes)
 
 
 def _model(k: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -33,6 +34,37 @@ LINES = ("-", "--", ":", "-.")
 
 def line_style(number: int) -> str:
     return LINES[number // 5 % len(LINES)]
+
+
+CROWD, TOP = 8, 5
+"""Methods that have a colour each, at most; of more, so many of the best have one, and all others are grey."""
+
+
+def placed(methods: Sequence[str], best: Sequence[str], always: Sequence[str] = ()) -> dict[str, int]:
+    """Method -> its number among those in colour. Of a crowd these are the first of `best` and those `always` named."""
+    shown = methods if len(methods) <= CROWD else [*[*best, *methods][:TOP], *always]
+    return {name: number for number, name in enumerate(dict.fromkeys(name for name in shown if name in methods))}
+
+
+def stroke(number: int | None) -> dict[str, Any]:
+    """How a line is drawn: with its colour and dashes, or thin and grey below the others."""
+    if number is None:
+        return {"color": OTHERS, "linewidth": 0.8, "linestyle": "-", "zorder": 1}
+    return {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.4, "linestyle": line_style(number), "zorder": 3}
+
+
+def grey(left: int) -> list[Line2D]:
+    """What a legend says of the methods that are not in colour."""
+    label = f"{left} other method{'s' if left > 1 else ''}"
+    return [Line2D([], [], color=OTHERS, linewidth=1.5, label=label)] if left else []
+
+
+def best_first(results: Sequence[Result], stage: str = SERVED) -> list[str]:
+    """The methods by their mean over clients in a stage, those without one left out."""
+    runs = {name: group for name, group in by_method(results).items() if all(stage in run.stages for run in group)}
+    means = {name: float(np.mean([summarise(run.at(stage)).mean for run in group])) for name, group in runs.items()}
+    known = [name for name, mean in means.items() if not np.isnan(mean)]
+    return sorted(known, key=lambda name: scale_of(results[0]).sign * means[name], reverse=True)
 
 
 STAGE_COLOURS = dict(zip(SEEN, COLOURS))
@@ -68,16 +100,18 @@ def newcomers(results: Sequence[Result], path: str | Path) -> Path:
     runs = by_method(results)
     figure = new_figure(7.5, 3.6)
     axes = figure.subplots()
-    for number, (method, group) in enumerate(runs.items()):
+    places = placed(list(runs), best_first(results))
+    for method, group in runs.items():
         age, mean = ages(group, SERVED)
-        axes.plot(age, mean, color=COLOURS[number % len(COLOURS)], marker="o", markersize=3, linewidth=1.3,
-                  linestyle=line_style(number), label=label_of(method, SERVED), zorder=3)
+        named: dict[str, Any] = {"label": label_of(method, SERVED), "marker": "o"} if method in places else {}
+        axes.plot(age, mean, markersize=3, **stroke(places.get(method)), **named)
     dress(axes)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
     what = f"test {measured(scale_of(results[0]))} of clients that arrived during training, as served"
     axes.set_title(what, loc="left", fontsize=9, color=INK)
     axes.set_xlabel("rounds since arrival", fontsize=9, color=INK)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
+    handles = [*axes.get_legend_handles_labels()[0], *grey(len(runs) - len(places))]
+    axes.legend(handles=handles, frameon=False, fontsize=8, labelcolor=INK, loc="best")
     figure.savefig(path)
     return Path(path)
 

@@ -21,6 +21,7 @@ from coterie.errors import CoterieError
 from coterie.evaluation.reading import direction, measured, number, shortly, shown
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import since_arrival, summarise
+from coterie.report.federations import one_federation
 from coterie.running.outcome import DIVERGED, NOTHING, WORSE, Kind, outcome
 from coterie.running.result import Result, When
 from coterie.running.untrained import Level, level
@@ -106,6 +107,7 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The runs of each method, one for each seed, in the order given."""
     if not results:
         raise CoterieError("there is no result to compare; train a method first.")
+    one_federation(results)
     runs: dict[str, list[Result]] = {}
     for result in results:
         same = runs.setdefault(result.method, [])
@@ -137,7 +139,7 @@ def fine_tunes(method: str) -> bool:
 
 
 def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
-    """The table people read; the best mean and the best worst client of each stage are bold."""
+    """The table people read; the best mean and the best worst client of each stage are bold, where they stand out."""
     lines = rows(results, when)
     extra = _extra(lines)
     table = Table(
@@ -339,21 +341,25 @@ def _marked(
     line: Line, group: Sequence[Line], extra: Sequence[str], escaped: Callable[[str], str], bold: str
 ) -> list[str]:
     """The cells in a markup: its special characters escaped, the best mean and the best worst client bold."""
-    best = {
-        MEAN: line.ranked and line.mean == _best(group, lambda one: one.mean),
-        "worst": line.ranked and line.worst == _best(group, lambda one: one.worst),
-    }
-    cells = {name: escaped(text) for name, text in _cells(line, extra).items()}
-    return [bold.format(text) if best.get(name) else text for name, text in cells.items()]
+    plain = _cells(line, extra)
+    best = {MEAN: _best(group, lambda one: one.mean, shown), "worst": _best(group, lambda one: one.worst, shortly)}
+    cells = {name: escaped(text) for name, text in plain.items()}
+    told = {MEAN: shown(line.scale, line.mean), "worst": shortly(line.scale, line.worst)} if line.ranked else {}
+    return [bold.format(text) if name in told and told[name] == best[name] else text for name, text in cells.items()]
 
 
-def _best(group: Sequence[Line], of: Callable[[Line], float]) -> float:
-    """The best value of several methods that learned something; NaN, which equals nothing, where there is nothing to be
-    better than."""
+def _best(group: Sequence[Line], of: Callable[[Line], float], text: Callable[[Scale, float], str]) -> str | None:
+    """The best value of several methods that learned something, as it is printed; None where more than half of the
+    methods have it.
+
+    A column that is bold from top to bottom tells nobody apart, and two values that print alike are level.
+    """
+    scale = group[0].scale
     values = [of(line) for line in group if line.ranked and not math.isnan(of(line))]
     if len(group) < 2 or not values:
-        return NAN
-    return max(values) if group[0].scale.higher else min(values)
+        return None
+    found = text(scale, max(values) if scale.higher else min(values))
+    return found if 2 * [text(scale, of(line)) for line in group].count(found) <= len(group) else None
 
 
 def human_bytes(count: float) -> str:

@@ -2,18 +2,24 @@
 
 import json
 import os
+import re
 import shutil
 import threading
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from chromium import SIZES, chromium, opened, screenshots
+import torch
+from chromium import SIZES, chromium, opened, screenshots, unfold
 from rescored import DIAGNOSES, SITES, made_up_answers
 
+import coterie
+from coterie.data import Federation
 from coterie.evaluation.reading import number
+from coterie.models import model
 from coterie.report.contents import gather, told
-from coterie.report.figures import focus
+from coterie.report.figures import figures, focus
 from coterie.report.page import page as html
 from coterie.report.table import rows
 from coterie.report.watch import server
@@ -186,15 +192,17 @@ def test_newcomers_are_shown_with_churn(browser, churned, tmp_path, size, scheme
     found = next(m for m in data["methods"] if m["name"] == "fedper")["newcomers"]["served"]
     (tmp_path / "report.html").write_text(html(data), encoding="utf-8")
     with opened(browser, (tmp_path / "report.html").as_uri(), size, scheme) as page:
+        unfold(page)
         page.locator("#method").select_option("fedper")
         page.locator("#stage").get_by_role("button", name="served").click()
+        page.keyboard.press("Escape")
         said = page.locator("#newcomers .lead").inner_text()
         assert said.startswith("4 clients were there from the start, 3 arrived in 8 rounds and 2 left. On arrival, ")
         assert f"newcomers have {100 * found['mean'][0]:.1f} % with fedper (served)" in said
         assert f"clients from the start {100 * found['start'][0]:.1f} % at that time" in said
         assert page.locator("#newcomers h3").all_inner_texts() == ["Served", "Adapted"]
         for panel in page.locator("#newcomers .panel").all():
-            assert panel.locator("path").count() == 3 + 1  # local, fedavg and fedper; the clients from the start
+            assert panel.locator("path:not(.reach)").count() == 3 + 1  # three methods; the clients from the start
             texts = panel.locator("svg text").all_text_contents()
             assert texts[texts.index("clients") + 1 :] == ["3", "3", "2", "2", "2", "2", "2"]  # 3 leaves after 2 rounds
         first = page.locator('#newcomers [data-tip^="fedper\\a on arrival"]').first
@@ -212,6 +220,270 @@ def test_nobody_asks_for_newcomers_without_churn(browser, report):
     with opened(browser, report.as_uri()) as page:
         assert page.locator("#newcomers").is_hidden()
         assert page.locator("#newcomers").inner_html() == ""
+
+
+# -- words for what is not there ---------------------------------------------------------------------------------------
+
+PROGRAMS = re.compile(r"\b(null|NaN|undefined|Infinity|None|Object)\b")
+"""What programs say where people would say nothing."""
+SAID = """() => {
+  document.querySelectorAll("details").forEach((one) => { one.open = true; });
+  const told = ["aria-label", "title", "data-tip", "d", "x", "y", "cx", "cy", "width", "height", "style"];
+  const words = [...document.body.querySelectorAll("*:not(script)")].flatMap((one) =>
+    told.filter((name) => one.hasAttribute(name)).map((name) => one.getAttribute(name)));
+  return document.body.innerText.split("\\n").concat(words);
+}"""
+"""All that is read on the page, in its tips and by a screen reader, and where its charts are drawn."""
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory):
+    """The folder of a comparison of regressions at a learning rate at which every number overflows."""
+    draw = torch.Generator().manual_seed(0)
+    parts = [(torch.randn(30, 3, generator=draw), torch.randn(30, generator=draw)) for _ in range(4)]
+    folder = tmp_path_factory.mktemp("diverged") / "cmp"
+    coterie.compare([], model("linear", (3,), 1), Federation.from_clients(parts), folder=folder, rounds=3,
+                    lr=1e30, evaluate_every=1, device="cpu")
+    return folder
+
+
+def alike_but_drawn(clients):
+    """Clients of 40 samples in two classes."""
+    draw = torch.Generator().manual_seed(0)
+    parts = [(torch.randn(40, 3, generator=draw), torch.arange(40) % 2) for _ in range(clients)]
+    return Federation.from_clients(parts, classes=2)
+
+
+@pytest.fixture(scope="module")
+def crowd(sites, tmp_path_factory):
+    """The folder of a comparison of twelve methods."""
+    folder = tmp_path_factory.mktemp("crowd") / "cmp"
+    names = ["fedper", "ifca", "apfl", "ditto", "fedprox", "fedrep", "lgfedavg", "scaffold", "fedbabu", "pfedme"]
+    coterie.compare(names, model("mlp", (3,), 3, hidden=8), sites, folder=folder, rounds=3, lr=0.1, evaluate_every=1,
+                    device="cpu")
+    return folder
+
+
+OLD = Path(__file__).parents[1] / "end_to_end" / "old_runs"
+
+
+@pytest.mark.parametrize("size", list(SIZES.values()), ids=list(SIZES))
+@pytest.mark.parametrize("runs", ["compared", "churned", "diverged", "one client", "flower", "old", "one round"])
+def test_no_page_says_null(browser, request, runs, size, tmp_path):
+    """In any section, with and without a client, in any stage and by any axis."""
+    if runs in ("flower", "old"):
+        folder = OLD / ("flower/server" if runs == "flower" else "sites")
+    elif runs in ("one client", "one round"):
+        folder = tmp_path / "run"
+        data = alike_but_drawn(1 if runs == "one client" else 3)
+        coterie.run("fedavg", model("linear", (3,), 2), data, folder=folder, rounds=1, evaluate_every=1, device="cpu")
+    else:
+        folder = request.getfixturevalue(runs)
+    (tmp_path / "report.html").write_text(html(gather([folder])), encoding="utf-8")
+    with opened(browser, (tmp_path / "report.html").as_uri(), size) as page:
+        unfold(page)
+        for stage in ("adapted", "served"):
+            page.locator("#stage").get_by_role("button", name=stage).click()
+            for client in ("-1", "0"):
+                page.locator("#client").select_option(client)
+                assert [said for said in page.evaluate(SAID) if PROGRAMS.search(said)] == []
+        assert page.said == []
+
+
+@pytest.mark.parametrize("stage", ["served", "adapted"])
+def test_a_chart_without_numbers_is_a_sentence(browser, diverged, tmp_path, stage):
+    """Adapted losses are no numbers in any round; served ones in round 0 only, where one dot each is drawn."""
+    (tmp_path / "report.html").write_text(html(gather([diverged])), encoding="utf-8")
+    with opened(browser, (tmp_path / "report.html").as_uri()) as page:
+        page.locator("#stage").get_by_role("button", name=stage).click()
+        for one in page.locator("main section .chart").all():
+            marks = one.evaluate(
+                """c => [...c.querySelectorAll("path, circle, rect, image")].filter((mark) => {
+                  const style = getComputedStyle(mark);
+                  const seen = (paint) => paint !== "none" && !/transparent|, 0\\)/.test(paint);
+                  const box = mark.getBBox();
+                  return !mark.closest("clipPath") && (box.width || box.height) &&
+                    (mark.tagName === "image" || seen(style.fill) || seen(style.stroke));
+                }).length"""
+            )
+            what = one.locator("svg").get_attribute("aria-label")
+            assert marks > 0 or "no finite value" in one.inner_text(), what
+        if stage == "adapted":
+            assert "is not a finite number: its training diverged" in page.locator("#clients .note").inner_text()
+            assert "is not a finite number: its training diverged" in page.locator("#convergence .note").inner_text()
+        else:
+            assert "A curve that stops early has no finite mean" in page.locator("#convergence .lead").inner_text()
+        assert page.said == []
+
+
+@pytest.mark.parametrize("size", list(SIZES.values()), ids=list(SIZES))
+def test_of_many_curves_the_best_and_the_chosen_are_in_colour(browser, crowd, tmp_path, size):
+    """Five best, the chosen method and the one it is compared with; the rest grey, until pointed at or chosen."""
+    data = gather([crowd])
+    (tmp_path / "report.html").write_text(html(data), encoding="utf-8")
+    stage = data["answer"]["mean"][1]
+    means = {m["name"]: next(x["mean"] for x in m["lines"] if x["stage"] == stage) for m in data["methods"]}
+    best = set(sorted(means, key=means.get, reverse=True)[:5])
+    colours = """all => Object.fromEntries(all.map((c) =>
+      [c.dataset.curve, getComputedStyle(c.querySelector(".line") || c).stroke]))"""
+    with opened(browser, (tmp_path / "report.html").as_uri(), size) as page:
+
+        def drawn():
+            found = page.eval_on_selector_all("#convergence g[data-curve]", colours)
+            assert set(found) == set(means)
+            counts = Counter(found.values())
+            return {name for name in found if counts[found[name]] == 1}, found
+
+        coloured, found = drawn()
+        against = page.locator("#base").input_value().rpartition("|")[0]
+        assert coloured == best | {data["answer"]["mean"][0], against}
+        assert len({found[name] for name in means if name not in coloured}) == 1  # one grey
+        named = page.locator("#convergence > .panel > div > ul.legend button").all_inner_texts()
+        assert len(named) == len(coloured)
+        # another one is chosen from the list of the grey ones
+        other = next(name for name in means if name not in coloured)
+        page.locator("#convergence summary").click()
+        page.locator(f'#convergence .others button[data-method="{other}"]').click()
+        assert page.locator("#method").input_value() == other
+        assert other in drawn()[0]
+        # and a grey one lights up under the pointer
+        grey = next(name for name in means if name not in drawn()[0])
+        page.locator(f'#convergence .others button[data-method="{grey}"]').hover()
+        assert drawn()[1][grey] == page.evaluate("getComputedStyle(document.body).color")
+        assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+        assert page.said == []
+
+
+def test_few_curves_have_a_colour_each(browser, report):
+    with opened(browser, report.as_uri()) as page:
+        lines = page.locator("#convergence g[data-curve] .line")
+        found = [line.get_attribute("stroke") for line in lines.all()]
+        assert len(found) == len(set(found)) == 5
+        assert page.locator("#convergence .others").count() == 0
+
+
+def test_the_static_figures_name_a_few_of_many_curves(crowd):
+    """Seven names at most and one for the others, in place of twelve that nobody can tell apart."""
+    made = dict(figures(gather([crowd])))["convergence"]
+    names = [text.get_text() for text in made.legends[0].get_texts()]
+    assert len(names) <= 8
+    assert re.fullmatch(r"\d other methods", names[-1])
+    tints = {line.get_color() for line in made.axes[0].lines}
+    assert len(tints) == len(names)
+
+
+# -- the bar, the card and the head ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [*SIZES.values(), (844, 390)], ids=[*SIZES, "phone-on-its-side"])
+def test_the_bar_leaves_room_for_the_page(browser, balanced, tmp_path, size):
+    """With all five choices it takes at most a tenth of the screen, and no anchor ends behind it."""
+    written(balanced, tmp_path / "report.html")
+    with opened(browser, (tmp_path / "report.html").as_uri(), size) as page:
+        page.evaluate("document.documentElement.style.scrollBehavior = 'auto'")
+        for section in ("spread", "convergence", "reproduce"):
+            page.evaluate(f"location.hash = '#{section}'")
+            page.wait_for_timeout(50)
+            bar, head, right = page.evaluate(
+                f"""() => {{
+                  const bar = document.querySelector(".controls").getBoundingClientRect();
+                  return [Math.max(0, bar.bottom), document.querySelector("#{section} h2").getBoundingClientRect().top,
+                    bar.width];
+                }}"""
+            )
+            assert bar <= size[1] / 10
+            assert head >= bar, section
+            assert right == size[0]  # nothing shows through beside it
+        assert page.said == []
+
+
+def test_the_bar_of_a_phone_opens_and_closes_by_keyboard(browser, balanced, tmp_path):
+    written(balanced, tmp_path / "report.html")
+    with opened(browser, (tmp_path / "report.html").as_uri(), SIZES["report-phone"]) as page:
+        line = page.locator("#chosen")
+        assert line.inner_text().startswith("fedper (served) against fedavg (served)")
+        assert page.locator("#method").is_hidden()
+        line.focus()
+        page.keyboard.press("Enter")
+        assert line.get_attribute("aria-expanded") == "true"
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "method"
+        page.locator("#method").select_option("local")
+        assert "local (served)" in line.inner_text()
+        page.keyboard.press("Escape")
+        assert page.locator("#method").is_hidden()
+        assert page.evaluate("document.activeElement.id") == "chosen"
+        assert page.said == []
+
+
+def test_the_card_stands_beside_the_charts(browser, report):
+    """On a desktop nothing of a section lies under it; chosen in a chart, that chart stays where it was."""
+    with opened(browser, report.as_uri()) as page:
+        page.evaluate("document.documentElement.style.scrollBehavior = 'auto'")
+        page.locator("#spread").scroll_into_view_if_needed()
+        mark = page.locator('#spread circle[data-client="5"]').first
+        before = page.locator("#spread h2").bounding_box()
+        mark.click()
+        assert abs(page.locator("#spread h2").bounding_box()["y"] - before["y"]) <= 2
+        left = page.locator("#card").bounding_box()["x"]
+        boxes = [panel.bounding_box() for panel in page.locator("main .panel").all()]
+        assert max(box["x"] + box["width"] for box in boxes) < left
+        assert page.said == []
+
+
+def test_the_card_says_what_a_value_is(browser, balanced, tmp_path):
+    """The value with its unit, the metric by name, and the methods by what they give this client, recomputed."""
+    data = written(balanced, tmp_path / "report.html")
+    of = {m["name"]: m["values"]["served"][3] for m in data["methods"]}
+    with opened(browser, (tmp_path / "report.html").as_uri(), SIZES["report-phone"]) as page:
+        unfold(page)
+        page.locator("#client").select_option("3")
+        card = page.locator("#card")
+        assert f"{number(100 * of['fedper'], 1)} % with fedper (served)" in card.inner_text()
+        assert card.locator("caption").inner_text() == "Its test balanced accuracy in %, best served first"
+        wanted = sorted(of, key=of.get, reverse=True)
+        assert card.locator("tbody td:first-child").all_inner_texts() == wanted
+        assert card.bounding_box()["height"] <= 0.45 * SIZES["report-phone"][1]
+        assert page.evaluate("document.documentElement.scrollWidth") == SIZES["report-phone"][0]
+
+
+def test_the_card_of_somebody_who_left_knows_the_test_samples(browser, churned, tmp_path):
+    """Client 0 leaves in round 4 of 8: it is in no later evaluation, and its test samples are still its own."""
+    data = json.loads((churned / "fedper" / "seed0" / "data.json").read_text())
+    (tmp_path / "report.html").write_text(html(gather([churned])), encoding="utf-8")
+    with opened(browser, (tmp_path / "report.html").as_uri()) as page:
+        names = page.locator("#client option").all_inner_texts()
+        page.locator("#client").select_option(label="0")
+        place = names.index("0") - 1
+        assert f"{data['sizes']['test'][place]} test" in page.locator("#card").inner_text()
+        assert "there from the start, left in round 4" in page.locator("#card").inner_text()
+
+
+def test_the_head_names_the_folders_and_what_differs(browser, named, tmp_path):
+    for name in ("local", "fedper"):
+        shutil.copytree(named / name / "seed0", tmp_path / name)
+    config = json.loads((tmp_path / "fedper" / "config.json").read_text())
+    config["training"] |= {"rounds": 9, "lr": 0.5}
+    (tmp_path / "fedper" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "report.html").write_text(html(gather([tmp_path / "local", tmp_path / "fedper"])), encoding="utf-8")
+    with opened(browser, (tmp_path / "report.html").as_uri(), SIZES["report-phone"]) as page:
+        assert page.locator("header").inner_text().split("\n")[:2] == ["coterie report", "local, fedper"]
+        assert "4 to 9 rounds, learning rates 0.1 and 0.5" in page.locator("#facts").inner_text()
+        said = page.locator("#callouts li").first.inner_text()
+        assert said.startswith("These runs were not trained alike: local with")
+        assert page.evaluate("document.documentElement.scrollWidth") == SIZES["report-phone"][0]
+
+
+def test_a_column_that_ties_is_not_bold(browser, named, tmp_path):
+    """All methods share the mean; two of three the worst client; then one of three leads."""
+    data = gather([named])
+    for m, mean, worst in zip(data["methods"], (0.5, 0.5, 0.5), (0.4, 0.4, 0.3)):
+        m["lines"][0] |= {"mean": mean, "worst": worst}
+        m["lines"][1] |= {"mean": worst, "worst": 2 * worst - 0.1 * (m is data["methods"][0])}
+    (tmp_path / "report.html").write_text(html(data), encoding="utf-8")
+    with opened(browser, (tmp_path / "report.html").as_uri()) as page:
+        assert page.locator('#methods tr[data-stage="served"] td.best').count() == 0
+        assert page.locator('#methods tr[data-stage="adapted"] td.best').all_inner_texts() == ["80.0"]
 
 
 # -- the metric that decides, and those beside it ----------------------------------------------------------------------
@@ -353,6 +625,7 @@ def test_metrics_and_matrices_fit_the_screen(browser, balanced, tmp_path, size, 
     """Numbers on their colours are readable, too: the contrast of WCAG's level AA, 4.5, is kept in both themes."""
     written(balanced, tmp_path / "report.html")
     with opened(browser, (tmp_path / "report.html").as_uri(), size, scheme) as page:
+        unfold(page)
         for name in ("balanced_accuracy", "brier"):
             page.locator("#metric").select_option(name)
             assert page.evaluate("document.documentElement.scrollWidth") == size[0]
@@ -387,6 +660,7 @@ CONTRAST = """cells => {
 def test_nothing_overflows_the_screen(browser, report, size, scheme):
     """Tables scroll inside their boxes; the page itself never scrolls sideways, not even with a client's card."""
     with opened(browser, report.as_uri(), size, scheme) as page:
+        unfold(page)
         page.locator("#client").select_option("3")
         assert page.evaluate("document.documentElement.scrollWidth") == size[0]
         wide = page.eval_on_selector_all(

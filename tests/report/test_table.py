@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
@@ -137,6 +138,26 @@ def test_the_best_mean_and_the_best_worst_client_of_a_stage_are_bold() -> None:
     table = comparison([fair, strong])
     assert cells(table, "mean ± seeds") == ["60.00", "[bold]70.00[/bold]"] * 2
     assert cells(table, "worst") == ["[bold]60.0[/bold]", "50.0"] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "bold"),
+    [
+        ([0.5, 0.5, 0.5], [False] * 3),  # all alike: a column in bold tells nobody apart
+        ([0.5, 0.5, 0.4], [False] * 3),  # two of three
+        ([0.5, 0.5, 0.4, 0.3], [True, True, False, False]),  # half of them
+        ([0.500004, 0.5, 0.5], [False] * 3),  # both are printed as 50.00, and a mark would contradict that
+        ([0.5, 0.4, 0.3], [True, False, False]),
+    ],
+)
+def test_a_best_value_that_most_methods_share_is_not_bold(values: list[float], bold: list[bool]) -> None:
+    runs = [result(f"m{k}", [v, v], [v, v]) for k, v in enumerate(values)]
+    table = comparison(runs)
+    for column in ("mean ± seeds", "worst"):
+        assert [cell.startswith("[bold]") for cell in cells(table, column)] == bold * 2
+    assert [line.count("**") // 2 for line in markdown(runs).splitlines() if re.match(r"\| m\d", line)] == [
+        2 * one for one in bold
+    ] * 2
 
 
 def test_the_smallest_error_is_the_best_one() -> None:

@@ -1,6 +1,8 @@
 // The answer, at the top.
 
 function answer() {
+  $("title").textContent = D.title;
+  $("title").title = D.title;
   $("facts").textContent = D.facts.join("  ·  ");
   $("headline").textContent = D.answer.headline;
   $("sentences").replaceChildren(...D.answer.sentences.map((t) => el("p", { class: "said" }, t)));

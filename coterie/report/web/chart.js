@@ -163,19 +163,25 @@ function lines(about, xs, series, options) {
     svg.append(s("text", { x: right, y: height - 4, "text-anchor": "end" }, "round"));
     for (const one of series) {
       const pts = xs.map((t, i) => [x(t), known(one.values[i]) ? y(one.values[i]) : null]);
-      svg.append(
-        s("path", {
-          d: path(pts),
-          fill: "none",
-          stroke: one.tint,
-          "stroke-width": one.bold ? 2.6 : options.clients ? 1 : 2,
-          opacity: one.opacity || 1,
-          "stroke-dasharray": one.dash,
-          ...(one.client === undefined ? {} : hover(one.client, one.tip)),
-        }),
-      );
-      if (xs.length === 1)
-        pts.forEach(([a, b]) => known(b) && svg.append(s("circle", { cx: a, cy: b, r: 4, fill: one.tint })));
+      if (one.m) {
+        const look = one.bold ? { "stroke-width": 2.8 } : {};
+        svg.append(curve(one.m, path(pts), one.tip, look));
+      } else
+        svg.append(
+          s("path", {
+            d: path(pts),
+            fill: "none",
+            stroke: one.tint,
+            "stroke-width": one.bold ? 2.6 : options.clients ? 1 : 2,
+            opacity: one.opacity || 1,
+            "stroke-dasharray": one.dash,
+            ...(one.client === undefined ? {} : hover(one.client, one.tip)),
+          }),
+        );
+      pts.forEach(([a, b], i) => {
+        if (known(b) && !known((pts[i - 1] || [])[1]) && !known((pts[i + 1] || [])[1]))
+          svg.append(s("circle", { cx: a, cy: b, r: 4, fill: one.m ? colour(one.m) : one.tint })); // no line gets there
+      });
     }
     return svg;
   });
@@ -184,13 +190,12 @@ const share = (v) => `${Math.round(100 * v)} %`;
 function section(id, title, lead, ...parts) {
   const host = $(id);
   host.hidden = false;
-  host.replaceChildren(
-    el("h2", {}, title),
-    lead ? el("p", { class: "lead" }, lead) : null,
-    ...parts.flat().filter(Boolean),
-  );
+  const found = [el("h2", {}, title), lead && el("p", { class: "lead" }, lead), ...parts.flat()];
+  host.replaceChildren(...found.filter(Boolean)); // null would be written out as a word
   host.querySelectorAll(".chart").forEach((c) => drawn.has(c) && paint(c));
 }
+// A sentence in place of a chart that would be empty.
+const nothing = (why) => el("p", { class: "note" }, why);
 const key = (...items) =>
   el(
     "div",

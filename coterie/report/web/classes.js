@@ -18,12 +18,11 @@ function classes() {
       "classes",
       "Who holds which class",
       D.classes === 0 ? "The targets are numbers, so there are no classes." : null,
-      el(
-        "p",
-        { class: "note" },
-        D.classes === 0 && sizes
-          ? `Clients hold ${extent(D.clients.map((c) => c.train)).join(" to ")} training samples.`
-          : "This run did not record the clients' classes; runs made by this version do.",
+      nothing(
+        D.missing.classes ||
+          (sizes
+            ? `Clients hold ${[...new Set(extent(D.clients.map((c) => c.train)))].join(" to ")} training samples.`
+            : D.missing.sizes),
       ),
     );
     return;

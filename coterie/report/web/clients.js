@@ -18,6 +18,14 @@ function clients() {
     losses = list.filter((p) => p.gain < -1e-9).length;
   const same =
     baseOf(methodOf(state.method)).m.name === state.method && baseOf(methodOf(state.method)).stage === state.stage;
+  if (!list.length) {
+    const m = methodOf(state.method),
+      base = baseOf(m),
+      none = D.clients.every((c, i) => !c.seen || !known(value(m, state.stage, i)));
+    const why = none ? valueless(m, state.stage) : valueless(base.m, base.stage);
+    section("clients", "Who gains, who loses", null, nothing(`There is nobody to compare. ${why}`));
+    return;
+  }
   const lead = same
     ? "This is the method it would be compared with; choose another method, stage or comparison above."
     : [

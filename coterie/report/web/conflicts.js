@@ -7,11 +7,7 @@ function conflicts() {
       "conflicts",
       "Conflicts between clients",
       null,
-      el(
-        "p",
-        { class: "note" },
-        "No round recorded the angles between updates: methods that upload no update have none.",
-      ),
+      nothing(D.missing.conflicts),
     );
     return;
   }
@@ -22,19 +18,18 @@ function conflicts() {
     withMatrix[0];
   const parts = [];
   const rounds = [...new Set(having.flatMap((one) => one.conflicts.rounds))].sort((a, b) => a - b);
-  const ordered = having.slice().sort((a, b) => (a === m) - (b === m));
+  const ordered = having.slice().sort((a, b) => (a === m ? 3 : layer(a)) - (b === m ? 3 : layer(b)));
   parts.push(
     panel(
       "Opposing pairs by round",
-      `Pairs of clients whose updates point apart (cosine below 0)${m ? `; bold: ${m.label}` : ""}.`,
+      `Pairs of clients whose updates point apart (cosine below 0)${m ? `; bold: ${m.label}` : ""}.${crowdWords()}`,
       lines(
         "Share of opposing pairs by round",
         rounds,
         ordered.map((one) => ({
-          tint: colour(place(one.name)),
-          dash: dash(place(one.name)),
+          m: one,
+          tip: one.label,
           bold: one === m,
-          opacity: one === m ? 1 : 0.85,
           values: rounds.map((t) => {
             const k = one.conflicts.rounds.indexOf(t);
             return k < 0 ? null : one.conflicts.opposing[k];
@@ -42,6 +37,7 @@ function conflicts() {
         })),
         { range: [-0.02, 1.02], form: share, height: 300 },
       ),
+      legend(having, SERVED),
     ),
   );
   if (m) {

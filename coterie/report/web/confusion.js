@@ -14,7 +14,7 @@ function tint(name, share) {
 // Whether the names of classes fit side by side, beside so many pixels of other columns.
 const level = (names, beside) =>
   sum(names.map((n) => 18 + Math.max(20, 7.6 * Math.min(16, n.length)))) + beside <
-  document.querySelector("main").clientWidth - 40;
+  $("answer").clientWidth - 40;
 function mostConfused(one) {
   const found = one.counts
     .flatMap((line, a) => line.map((n, b) => ({ n, of: one.held[a], a, b })))
@@ -80,13 +80,18 @@ function matrixTable(one, caption) {
 function confusion() {
   const m = methodOf(state.method),
     c = counts(m, state.stage);
-  if (!D.classes || !D.methods.some((one) => stages().some((stage) => counts(one, stage)))) {
+  if (D.classes === 0) {
     $("confusion").hidden = true;
     return;
   }
   if (!c || !c.clients.length) {
-    const why = "This method's runs recorded no answers in this stage; runs made by this version do.";
-    section("confusion", "Who is confused with whom", null, el("p", { class: "note" }, why));
+    const why = (D.missing.confusion && D.missing.confusion[m.name]) || {};
+    section(
+      "confusion",
+      "Who is confused with whom",
+      null,
+      nothing(why[state.stage] || "No client that trains has test samples."),
+    );
     return;
   }
   const now = confusedClient(c),

@@ -1,9 +1,22 @@
 // What the reader chooses with: menus, keys and the theme.
 
+// What is in the middle of the screen stays there when a card takes its place beside the charts.
 function pickClient(i) {
+  const middle = [...document.querySelectorAll("main > section")].find((one) => {
+    const box = one.getBoundingClientRect();
+    return !one.hidden && box.top <= innerHeight / 2 && box.bottom >= innerHeight / 2;
+  });
+  const before = middle ? middle.getBoundingClientRect().top : 0;
   state.client = i;
   render();
+  if (middle) scrollBy({ top: middle.getBoundingClientRect().top - before, behavior: "instant" });
 }
+// On a narrow screen the bar is one line that says what is chosen, and opens.
+function open(wide) {
+  $("chosen").setAttribute("aria-expanded", String(wide));
+}
+const opened = () => $("chosen").getAttribute("aria-expanded") === "true";
+const folded = () => getComputedStyle($("chosen")).display !== "none";
 function controls() {
   const fill = (id, options, now) =>
     $(id).replaceChildren(
@@ -25,6 +38,12 @@ function controls() {
     "client",
     [[-1, "nobody"], ...D.clients.map((c, i) => [i, c.name + (c.seen ? "" : " (unseen)")])],
     state.client,
+  );
+  $("chosen").replaceChildren(
+    el("strong", {}, focusName()),
+    ` against ${baseName()}`,
+    state.client >= 0 ? `, client ${D.clients[state.client].name}` : "",
+    looked() === decides() ? "" : `, ${looked().title}`,
   );
   $("stage").replaceChildren(
     ...stages().map((v) =>
@@ -58,9 +77,22 @@ $("metric").addEventListener("change", (event) => {
 });
 $("client").addEventListener("change", (event) => pickClient(+event.target.value));
 
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && state.client >= 0) pickClient(-1);
+$("chosen").addEventListener("click", () => open(!opened()));
+document.addEventListener("pointerdown", (event) => {
+  if (opened() && !event.target.closest(".controls")) open(false);
 });
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  if (opened() && folded()) {
+    open(false);
+    $("chosen").focus();
+  } else if (state.client >= 0) pickClient(-1);
+});
+// Anchors stop below the bar, however high it is.
+new ResizeObserver(() => {
+  const bar = document.querySelector(".controls");
+  document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`);
+}).observe(document.querySelector(".controls"));
 
 const dark = () => {
   const t = document.documentElement.dataset.theme;

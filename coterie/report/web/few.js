@@ -129,10 +129,10 @@ function few() {
         similarity(f, K),
       ),
     );
-  if (f.apart.length && K > 1 && f.apart.every(Boolean)) {
+  if (f.apart.some(Boolean) && K > 1) {
     const way = f.end ? mean(f.end.moved) : 1;
-    const far = f.apart.map((t) => Math.max(...t.flat())),
-      near = f.apart.map((t) => Math.min(...t.flatMap((l, i) => l.filter((_, j) => j !== i)), Infinity));
+    const far = f.apart.map((t) => t && Math.max(...t.flat())),
+      near = f.apart.map((t) => t && Math.min(...t.flatMap((l, i) => l.filter((_, j) => j !== i)), Infinity));
     grid.push(
       panel(
         "Distance over rounds",
@@ -141,7 +141,7 @@ function few() {
           "Distance between models by round",
           f.rounds,
           [
-            { tint: "var(--accent)", values: far.map((v) => v / way) },
+            { tint: "var(--accent)", values: far.map((v) => (known(v) ? v / way : null)) },
             { tint: "var(--accent)", dash: "5 3", values: near.map((v) => (Number.isFinite(v) ? v / way : null)) },
           ],
           { form: f.end ? share : (v) => v.toPrecision(2) },
@@ -149,15 +149,7 @@ function few() {
       ),
     );
   }
-  if (!f.rounds.length)
-    grid.push(
-      el(
-        "p",
-        { class: "note" },
-        "The weights w and alpha were not recorded: an earlier version made this run, clients weigh for themselves, " +
-          "or no round was evaluated yet.",
-      ),
-    );
+  if (!f.rounds.length) grid.push(nothing(f.unweighed));
   section(
     "few",
     "A few models for many clients",
@@ -278,7 +270,7 @@ function weights(f, order) {
             i,
             `client ${D.clients[i].name}\nlast: ` +
               ((f.w[f.w.length - 1][i] || []).map((v, k) => `model ${k + 1} ${v} %`).join(", ") ||
-                "did not take part"),
+                "no weights recorded"),
           ),
         }),
       );

@@ -1,10 +1,29 @@
 // The method, stage, comparison and client in focus, and what every chart asks of them.
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const colour = (i) => `var(--m${i % 10})`; // as many as page.css has, which stay apart for colour-blind readers
-const dash = (i) => [null, "7 3", "2 3", "8 3 2 3"][Math.floor(i / 5) % 4]; // and twice as many with the dashes
+// Up to CROWD methods have a colour each. Of more, nobody could tell the lines apart: the TOP best, the chosen one and
+// the one it is compared with are in colour, all others grey until a reader points at them.
+const CROWD = 8,
+  TOP = 5;
+let places = new Map();
+function recolour() {
+  const few = D.methods.length <= CROWD,
+    first = few ? D.methods : ranked(state.stage).slice(0, TOP);
+  const names = first.concat(few ? [] : [methodOf(state.method), baseOf(methodOf(state.method)).m]).map((m) => m.name);
+  places = new Map([...new Set(names)].map((name, i) => [name, i]));
+}
+const crowded = () => D.methods.length > CROWD;
+const coloured = (m) => places.has(m.name);
+const colour = (m) => (coloured(m) ? `var(--m${places.get(m.name) % 10})` : "var(--other)");
+const dash = (m) => (coloured(m) && places.get(m.name) >= 5 ? "7 3" : null); // lines differ in more than their colour
+// Grey lines first, the chosen one last and above all.
+const layer = (m) => (m.name === state.method ? 2 : coloured(m) ? 1 : 0);
+const crowdWords = () =>
+  crowded()
+    ? ` In colour: the ${TOP} best, the chosen method and the one it is compared with. The others are grey: point at ` +
+      "one, or choose it from the list."
+    : "";
 const methodOf = (name) => D.methods.find((m) => m.name === name);
-const place = (name) => D.methods.findIndex((m) => m.name === name);
 const label = (m, stage) => m.labels[stage];
 const unseenOf = (stage) => D.stages.find((one) => one.name === stage).unseen;
 const plain = (name) => name.split(/[:+]/)[0];
@@ -58,40 +77,108 @@ function domain(list, pad, of = looked()) {
   return of.percent ? [Math.max(-0.012, low), Math.min(1.012, high)] : [low, high];
 }
 const lineOf = (m, stage) => seen(m).lines.find((l) => l.stage === stage) || {};
-const legend = (list, stage) =>
-  el(
+// Why a method has no value in a stage, by the metric looked at.
+function valueless(m, stage) {
+  if (!D.clients.some((c) => c.seen && c.test > 0)) return "No client has test data.";
+  const name = label(m, stage) === m.label ? `${m.label} (${stage})` : label(m, stage);
+  return m.infinite.includes(stage)
+    ? `With ${name}, the test ${looked().title} is not a finite number: its training diverged.`
+    : `No client has a value of ${looked().title} on its test data with ${name}.`;
+}
+// Curves of a method light up together with its name in a legend.
+function light(name, on) {
+  for (const one of document.querySelectorAll(`[data-curve="${CSS.escape(name)}"]`)) one.classList.toggle("lit", on);
+}
+function choice(m, stage) {
+  return el(
+    "li",
+    {},
+    el(
+      "button",
+      {
+        type: "button",
+        title: m.name,
+        "data-method": m.name,
+        "aria-pressed": String(m.name === state.method),
+        onpointerenter: () => light(m.name, true),
+        onpointerleave: () => light(m.name, false),
+        onfocus: () => light(m.name, true),
+        onblur: () => light(m.name, false),
+        onclick: () => {
+          state.method = m.name;
+          render();
+        },
+      },
+      s(
+        "svg",
+        { viewBox: "0 0 22 8", "aria-hidden": "true" },
+        s("line", {
+          x1: 0,
+          x2: 22,
+          y1: 4,
+          y2: 4,
+          stroke: colour(m),
+          "stroke-width": 3,
+          "stroke-dasharray": dash(m),
+        }),
+      ),
+      el("span", {}, label(m, stage)),
+    ),
+  );
+}
+// The methods in colour, and the grey ones behind a word: each can be chosen.
+function legend(list, stage) {
+  const shown = list.filter(coloured).sort((a, b) => places.get(a.name) - places.get(b.name)),
+    others = list.filter((m) => !coloured(m));
+  const names = el(
     "ul",
     { class: "legend" },
-    list.map((m) =>
+    shown.map((m) => choice(m, stage)),
+  );
+  if (!others.length) return names;
+  return el(
+    "div",
+    {},
+    names,
+    el(
+      "details",
+      {
+        class: "others",
+        open: state.others,
+        ontoggle: (event) => {
+          state.others = event.target.open;
+        },
+      },
+      el("summary", {}, `${counted(others.length, "other method", "other methods")}, grey`),
       el(
-        "li",
-        {},
-        el(
-          "button",
-          {
-            type: "button",
-            title: m.name,
-            "aria-pressed": String(m.name === state.method),
-            onclick: () => {
-              state.method = m.name;
-              render();
-            },
-          },
-          s(
-            "svg",
-            { viewBox: "0 0 22 8", "aria-hidden": "true" },
-            s("line", {
-              x1: 0,
-              x2: 22,
-              y1: 4,
-              y2: 4,
-              stroke: colour(place(m.name)),
-              "stroke-width": 3,
-              "stroke-dasharray": dash(place(m.name)),
-            }),
-          ),
-          el("span", {}, label(m, stage)),
-        ),
+        "ul",
+        { class: "legend" },
+        others.map((m) => choice(m, stage)),
       ),
     ),
   );
+}
+// One method's line: a wide invisible one below it catches the pointer, a click chooses the method.
+function curve(m, d, tip, look = {}) {
+  const group = s(
+    "g",
+    { class: "curve", "data-curve": m.name },
+    s("path", { class: "reach", d, fill: "none", "stroke-width": 12, "data-tip": tip }),
+    s("path", {
+      class: "line",
+      d,
+      fill: "none",
+      stroke: colour(m),
+      "stroke-dasharray": dash(m),
+      "stroke-width": layer(m) === 2 ? 2.8 : layer(m) ? 1.7 : 1.1,
+      "stroke-linejoin": "round",
+      "stroke-linecap": "round",
+      ...look,
+    }),
+  );
+  group.addEventListener("click", () => {
+    state.method = m.name;
+    render();
+  });
+  return group;
+}

@@ -46,7 +46,7 @@ function newcomers() {
       "newcomers",
       "Newcomers",
       who,
-      el("p", { class: "note" }, "No client that arrived later was there at an evaluation."),
+      nothing("No client that arrived later was there at an evaluation."),
     );
     return;
   }
@@ -101,7 +101,7 @@ function newcomers() {
               ...look,
             }),
           );
-        const lines = own(stage).sort((a, b) => (a.m === focus) - (b.m === focus));
+        const lines = own(stage).sort((a, b) => layer(a.m) - layer(b.m));
         if (beside[stage]) {
           line(beside[stage], beside[stage].start, {
             stroke: "var(--soft)",
@@ -112,22 +112,19 @@ function newcomers() {
         }
         for (const { m, c } of lines) {
           const on = m === focus,
-            tint = colour(place(m.name)),
+            tint = colour(m),
             dots = c.age.length < 2 || (right - left) / c.age.length > 14;
-          line(c, c.mean, {
-            stroke: tint,
-            "stroke-dasharray": dash(place(m.name)),
-            "stroke-width": on ? 2.8 : 1.5,
-            opacity: on ? 1 : 0.85,
-          });
-          if (dots)
+          svg.append(
+            curve(m, path(c.age.map((a, k) => [x(a), known(c.mean[k]) ? y(c.mean[k]) : null])), label(m, stage)),
+          );
+          if (dots && coloured(m))
             c.mean.forEach((v, k) =>
               svg.append(
                 s("circle", { cx: x(c.age[k]), cy: y(v), r: on ? 3.6 : 2.6, fill: tint, opacity: on ? 1 : 0.85 }),
               ),
             );
         }
-        for (const { m, c } of lines) mark(m, c, c.mean, "");
+        for (const { m, c } of lines.filter((one) => coloured(one.m))) mark(m, c, c.mean, "");
         const told = (lines.find(({ m }) => m === focus) || lines[0]).c;
         svg.append(s("text", { x: left - 8, y: bottom + 34, "text-anchor": "end" }, "clients"));
         const close = (v) =>
@@ -141,7 +138,12 @@ function newcomers() {
   section(
     "newcomers",
     "Newcomers",
-    [el("span", { class: "strong" }, who), newcomersWords(focus), span > 1 ? ` A point gathers ${span} rounds.` : ""],
+    [
+      el("span", { class: "strong" }, who),
+      newcomersWords(focus),
+      span > 1 ? ` A point gathers ${span} rounds.` : "",
+      crowdWords(),
+    ],
     el("div", { class: "two" }, panels),
     legend(having, SERVED),
     key(["dotted", "", `clients from the start at the same time, ${focus.label}`]),

@@ -24,7 +24,15 @@ function fmt(v, digits, of = looked()) {
   if (!known(v)) return "–";
   const x = scaled(v, of);
   if (digits === undefined) digits = of.percent ? 1 : Math.abs(x) >= 100 ? 0 : 3;
-  return rounded(x, digits).toFixed(digits).replace("-", "−");
+  return written(x, digits);
+}
+// From 100,000 on as a power of ten: the error of a model that diverged has more digits than anybody reads.
+function written(x, digits) {
+  const text =
+    Math.abs(x) >= 1e5
+      ? x.toExponential(2).replace(/e([+-])(\d)$/, "e$10$2")
+      : rounded(x, digits).toFixed(digits);
+  return text.replace(/^-/, "−");
 }
 // Halves away from zero, also where 88.25 was computed as 88.24999999999999: as the tables of the command line do it.
 function rounded(x, digits) {
@@ -35,7 +43,7 @@ function rounded(x, digits) {
 function gained(to, from, digits = looked().percent ? 1 : 3) {
   if (!known(to) || !known(from)) return "–";
   const d = rounded((looked().higher ? 1 : -1) * (rounded(scaled(to), digits) - rounded(scaled(from), digits)), digits);
-  return (d > 0 ? "+" : d < 0 ? "−" : "±") + Math.abs(d).toFixed(digits);
+  return (d > 0 ? "+" : d < 0 ? "−" : "±") + written(Math.abs(d), digits);
 }
 const measured = (of = looked()) => of.title + (of.percent ? " in %" : "");
 const direction = (of = looked()) => `${of.higher ? "higher" : "lower"} is better`;
@@ -71,9 +79,19 @@ function ticks(low, high, count) {
     found.push(+(i * step).toPrecision(12));
   return found;
 }
+// 1, 2, 5, 10, ... on a logarithmic axis; of very many the powers of ten alone, thinned.
+function logTicks(low, high, count) {
+  const first = Math.floor(Math.log10(low)),
+    last = Math.ceil(Math.log10(high)),
+    powers = Array.from({ length: last - first + 1 }, (_, k) => 10 ** (first + k));
+  const all = powers.flatMap((p) => [p, 2 * p, 5 * p]).filter((v) => v >= low && v <= high);
+  const some = all.length <= count ? all : powers.filter((v) => v >= low && v <= high);
+  return some.filter((_, k) => k % Math.ceil(some.length / count) === 0).map((v) => +v.toPrecision(12));
+}
+const plainly = (v) => (v >= 1e5 || v < 1e-4 ? v.toExponential(0) : String(v));
 const axisDigits = (values, of = looked()) => {
   const step = values.length > 1 ? Math.abs(scaled(values[1] - values[0], of)) : 1;
-  return of.percent ? Math.max(0, Math.min(3, Math.ceil(-Math.log10(step) - 1e-9))) : undefined;
+  return Math.max(0, Math.min(of.percent ? 3 : 6, Math.ceil(-Math.log10(step) - 1e-9)));
 };
 const scale = (from, to) => (v) => to[0] + ((v - from[0]) / (from[1] - from[0] || 1)) * (to[1] - to[0]);
 const better = (a, b) => (looked().higher ? a - b : b - a);

@@ -30,7 +30,7 @@ function reproduce() {
     );
   R.commands.forEach((c) => parts.push(block(c)));
   if (!R.commands.length)
-    parts.push(el("p", { class: "lead" }, "These runs were started from Python; their options are below."));
+    parts.push(el("p", { class: "lead" }, `These runs were started ${R.started}; their options are below.`));
   for (const e of R.environments) {
     const versions = Object.entries(e.versions || {})
       .map(([n, v]) => `${n} ${v}`)

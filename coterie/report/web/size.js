@@ -6,11 +6,7 @@ function size() {
       "size",
       "Bias and variance: gain against data size",
       null,
-      el(
-        "p",
-        { class: "note" },
-        "This run did not record how many training samples a client has; runs made by this version do.",
-      ),
+      nothing(D.missing.sizes),
     );
     return;
   }
@@ -21,6 +17,7 @@ function size() {
       (b) =>
         b.endsWith(`|${SERVED}`) && b !== `|${SERVED}` && !(b === `${m.name}|${SERVED}` && state.stage === SERVED),
     );
+  const named = (b) => methodOf(b.slice(0, b.lastIndexOf("|"))).label;
   const panels = list
     .map((b) => {
       const base = methodOf(b.slice(0, b.lastIndexOf("|"))),
@@ -108,6 +105,10 @@ function size() {
       "over the global model.",
     panels.length
       ? el("div", { class: "two" }, panels)
-      : el("p", { class: "note" }, "There is neither Local nor FedAvg to compare this method with."),
+      : nothing(
+          list.length
+            ? `No client has a finite value both with ${focusName()} and with ${list.map(named).join(" or ")}.`
+            : "There is neither Local nor FedAvg to compare this method with.",
+        ),
   );
 }

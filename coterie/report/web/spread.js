@@ -20,7 +20,7 @@ function strips(stage, listed, only, printed) {
         .sort((a, b) => a.v - b.v);
       const base = top + row * k,
         y = base + (narrow ? 32 : row / 2),
-        tint = colour(place(m.name)),
+        tint = coloured(m) ? colour(m) : "var(--same)",
         on = m.name === state.method;
       svg.append(
         s(
@@ -34,7 +34,10 @@ function strips(stage, listed, only, printed) {
           short(label(m, stage), narrow ? 40 : Math.floor(left / 7)),
         ),
       );
-      if (!own.length) return;
+      if (!own.length) {
+        svg.append(s("text", { x: left + 6, y: y + 4 }, "no finite value"));
+        return;
+      }
       const sorted = own.map((p) => p.v),
         average = mean(sorted);
       svg.append(
@@ -134,11 +137,7 @@ function unseen() {
       "unseen",
       "Unseen clients",
       null,
-      el(
-        "p",
-        { class: "note" },
-        "No client was kept out of training; --unseen 4 keeps four, and shows what a client gets that arrives later.",
-      ),
+      nothing(D.missing.unseen || `No method was evaluated on unseen clients, ${state.stage}.`),
     );
     return;
   }

@@ -11,6 +11,8 @@ function settle() {
   if (state.client >= D.clients.length) state.client = -1;
 }
 function render() {
+  document.body.classList.toggle("carded", state.client >= 0);
+  recolour();
   drawn.forEach((_, host) => {
     if (!host.isConnected) {
       watcher.unobserve(host);

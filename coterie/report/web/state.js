@@ -15,4 +15,6 @@ const state = {
   sort: ["mean", -1],
   filter: "",
   shown: "both",
+  others: false, // whether the names of grey methods are open
+  whole: false, // whether a client's card lists every method
 };

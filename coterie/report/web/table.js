@@ -33,15 +33,20 @@ function table() {
     if (typeof a[by] === "string") return way * a[by].localeCompare(b[by]);
     return known(b[by]) - known(a[by]) || turned * (a[by] - b[by]);
   });
+  // Bold is the best of a stage as it is printed, unless more than half of the methods have it: it tells nobody apart.
+  const printed = { mean: (l) => fmt(l.mean, fine()), worst: (l) => fmt(l.worst) };
   const best = {};
   for (const stage of stages())
     for (const name of ["mean", "worst"]) {
-      const values = all.filter((l) => l.stage === stage && !l.outcome && known(l[name])).map((l) => l[name]);
-      if (values.length > 1) best[stage + name] = looked().higher ? Math.max(...values) : Math.min(...values);
+      const group = all.filter((l) => l.stage === stage),
+        values = group.filter((l) => !l.outcome).map((l) => l[name]).filter(known);
+      if (group.length < 2 || !values.length) continue;
+      const text = printed[name]({ [name]: looked().higher ? Math.max(...values) : Math.min(...values) });
+      if (2 * group.filter((l) => printed[name](l) === text).length <= group.length) best[stage + name] = text;
     }
   const shown = {
     label: (l) => [
-      el("span", { class: "dot", style: `background:${colour(place(l.method))}` }),
+      el("span", { class: "dot", style: `background:${colour(l.m)}` }),
       l.label,
       l.stage === SERVED && l.steps > 0 ? el("small", { title: "trains before use" }, " ·t") : null,
       l.printed ? el("small", { title: "the stage its paper printed" }, " †") : null,
@@ -110,7 +115,7 @@ function table() {
               [
                 name === "label" ? "name" : "",
                 name === "stage" ? "text" : "",
-                !l.outcome && best[l.stage + name] !== undefined && best[l.stage + name] === l[name] ? "best" : "",
+                !l.outcome && name in printed && best[l.stage + name] === printed[name](l) ? "best" : "",
               ]
                 .join(" ")
                 .trim() || null,
@@ -143,7 +148,8 @@ function table() {
       "methods",
       "Methods",
       D.stages.map((one) => `${capital(one.name)}: ${one.about}. `).join("") +
-        "Stages are sorted apart, never mixed. Bold: best mean and best worst client of a stage. " +
+        "Stages are sorted apart, never mixed. Bold: best mean and best worst client of a stage, " +
+        "where at most half of the methods have it. " +
         "Click a line to look at it in all charts below.",
       el(
         "div",
