@@ -5,7 +5,8 @@
     metrics.jsonl            one line a round, one an evaluation, and one on the models of a few-model method
     clients.csv              every client's scores at every evaluation
     confusion.jsonl          every client's confusion matrix at the rounds that are reported
-    checkpoint.safetensors   the state after some round
+    checkpoint.safetensors   the state after some round, the last one of a finished run
+    chosen-12.safetensors    the state after round 12, which was chosen on validation data for a stage
     result.json              written when the run is finished
 """
 
@@ -16,10 +17,12 @@ import itertools
 import json
 import os
 import platform
+import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from pathlib import Path
@@ -39,7 +42,8 @@ from coterie.evaluation.score import LOSS, Evaluation, Scores, loss_scale
 from coterie.evaluation.stages import SEEN, STAGES
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.registry import respelled
-from coterie.running import checkpoint, confusion
+from coterie.running import checkpoint, chosen, confusion
+from coterie.running.chosen import Kept
 from coterie.running.result import Result
 
 RECORDS = ("metrics.jsonl", "clients.csv", confusion.FILE)
@@ -80,6 +84,8 @@ class Folder:
 
     def restart(self) -> None:
         """Empty the records: the run was stopped before its first checkpoint."""
+        for path in self._chosen().values():
+            path.unlink()
         for name in RECORDS:
             files.write_text(self.path / name, "")
 
@@ -153,11 +159,49 @@ class Folder:
     def append_confusion(self, stage: str, t: int, counts: confusion.Counts) -> None:
         self._append(confusion.FILE, confusion.line(stage, t, counts))
 
-    def save(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """A checkpoint that also remembers the length of the files, so that resuming cuts what came after it."""
+    def save(
+        self, tensors: dict[str, Tensor], meta: dict[str, Any], keep: Collection[int] = (), alone: bool = False
+    ) -> None:
+        """A checkpoint that also remembers the length of the files, so that resuming cuts what came after it.
+
+        Of the earlier ones those of the rounds to `keep` stay, under names of their own: the one that is replaced gets
+        such a name first, and what nobody needs any more goes last. So whenever the run is killed, the state of every
+        round to keep is there, and none is of a later round than the checkpoint. `alone`: see `chosen.ALONE`.
+        """
+        before = int(checkpoint.header(self.checkpoint)["round"]) if self.checkpoint.exists() else None
+        if before is not None and before != meta["round"] and before in keep:
+            checkpoint.link(self.checkpoint, self._chosen_at(before))
+        checkpoint.save(self.checkpoint, tensors, {**meta, "lengths": self.lengths(), "alone": alone})
+        for t, path in self._chosen().items():
+            if t not in keep or t == meta["round"]:
+                path.unlink(missing_ok=True)
+
+    def lengths(self) -> dict[str, int]:
+        """How long the records are, in bytes."""
         sizes = {name: self.path / name for name in RECORDS}
-        lengths = {name: path.stat().st_size for name, path in sizes.items() if path.exists()}
-        checkpoint.save(self.checkpoint, tensors, {**meta, "lengths": lengths})
+        return {name: path.stat().st_size for name, path in sizes.items() if path.exists()}
+
+    def _chosen_at(self, t: int) -> Path:
+        return self.path / f"chosen-{t}.safetensors"
+
+    def _chosen(self) -> dict[int, Path]:
+        """The files of chosen rounds by round."""
+        found = {path: re.fullmatch(r"chosen-(\d+)\.safetensors", path.name) for path in self.path.glob("chosen-*")}
+        return {int(name[1]): path for path, name in found.items() if name is not None}
+
+    def kept(self) -> Kept:
+        """The states that models can be made from."""
+        with _reading(self.checkpoint):
+            meta = checkpoint.header(self.checkpoint)
+            last, alone = int(meta["round"]), meta.get("alone")
+        states = {t: partial(self._state, path, t) for t, path in {**self._chosen(), last: self.checkpoint}.items()}
+        return Kept(last, states, chosen.ALONE if alone else chosen.EARLIER)
+
+    def _state(self, path: Path, t: int) -> chosen.State:
+        tensors, meta = checkpoint.load(path)
+        if meta.get("round") != t:
+            raise CoterieError(f"{path} holds the state after round {meta.get('round')}, not after round {t}.")
+        return tensors, meta
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The checkpoint; lines that were written after it are cut off, because those rounds will be repeated."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from coterie.contract.frozen import duplicate
 from coterie.errors import CoterieError, counted, unknown
 from coterie.running import checkpoint
+from coterie.running.chosen import CHOSEN
 from coterie.serving.portable import Portable, write_model
 
 FORMATS = {"safetensors": ".safetensors", "torchscript": ".pt", "torch-export": ".pt2", "onnx": ".onnx"}
@@ -24,11 +25,20 @@ TOLERANCE = 1e-4
 
 
 def export_model(model: Portable, path: Path, form: str) -> str:
-    """Write the file; a line that says where it is and how near its outputs are."""
+    """Write the file; lines that say where it is, how near its outputs are and of which round the model is."""
     apart = write(model, path, form)
     beside = f" and {path.with_suffix('.json')}" if form == "safetensors" else ""
     allowed = f"relative difference at most {apart:.1g}, {TOLERANCE:g} allowed"
-    return f"{path}{beside}: {form}; the same outputs on {counted(len(model.x), 'sample')} ({allowed})"
+    said = f"{path}{beside}: {form}; the same outputs on {counted(len(model.x), 'sample')} ({allowed})"
+    return "\n".join([said, *_of_round(model.facts)])
+
+
+def _of_round(facts: Mapping[str, Any]) -> list[str]:
+    """Of which round a model is; files of earlier versions do not say how it was chosen."""
+    if "when" not in facts:
+        return []
+    how = f"{facts['when']} (stage {facts['stage']})" if facts["when"] == CHOSEN else "the last one"
+    return [f"the model after round {facts['round']}, {how}", *filter(None, [facts.get("note", "")])]
 
 
 def format_of(path: Path, wanted: str | None) -> str:
