@@ -242,9 +242,12 @@ class Folder:
                 t: {name: _scores(header, lines, chosen) for name, lines in stages.items()}
                 for t, stages in by_round.items()
             }
-            found = [Evaluation(t, stages) for t, stages in read.items()]
-            if len(found) > 1 and found[-1].stages.keys() != found[0].stages.keys():
+            found = [Evaluation(t, stages) for t, stages in sorted(read.items())]
+            if len(found) > 1 and found[0].stages.keys() - found[-1].stages.keys():
                 found.pop()  # it was being written when the run was killed
+            common = set.intersection(*(set(e.stages) for e in found)) if found else set()
+            if common >= set(SEEN):  # sites that came after training were scored once
+                found = [replace(e, stages={s: v for s, v in e.stages.items() if s in common}) for e in found]
             if any(e.stages.keys() != found[0].stages.keys() or not e.stages.keys() & set(STAGES) for e in found):
                 raise ValueError("evaluations differ in their stages")
             if len({scores.metric for e in found for scores in e.stages.values()}) > 1:

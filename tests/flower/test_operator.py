@@ -185,8 +185,9 @@ def test_a_site_predicts_with_its_model(trained, files, tmp_path):
 def test_a_site_writes_down_what_left_it(trained, tmp_path):
     (path,) = (tmp_path / "oslo").glob("*/sent.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["kind"] for line in lines] == ["introduce", "round", "round", "round"]
-    assert [line["tensors"] for line in lines] == [{}, *[{"update": "float32 [1, 25]"}] * 2, {}]
+    assert [line["kind"] for line in lines] == ["introduce", "round", "round", "round", "round"]
+    assert [line["tensors"] for line in lines] == [{}, *[{"update": "float32 [1, 25]"}] * 2, {}, {}]
+    assert "scores" in lines[3] and "scores" not in lines[4]  # of the last round; with the chosen one's model nothing
     assert lines[1]["n"] == 41
 
 
