@@ -306,7 +306,8 @@ class Rounds:
 
     def _kept(self, best: int | None) -> int | None:
         """The chosen round, if its state is there; an earlier version may have done that round."""
-        if best in (None, self.rounds_done) or best in (self._held if self.folder is None else self.folder.kept().states):
+        kept = self._held if self.folder is None or best is None else self.folder.kept().states
+        if best in (None, self.rounds_done, *kept):
             return best
         log.warning("%s: round %s was chosen on validation data, but %s: sites use the last round's models",
                     self.spelling, best, chosen.EARLIER)

@@ -11,8 +11,8 @@
 The server says which round of this site it merged last. What was trained and not merged is taken back, so that server
 and site never disagree, and a task that arrives twice gives the same answer twice.
 
-It also says which round is the best so far on the sites' validation data. The site keeps its own state of that round, and
-of the one it has scored since, until it knows which is better; at the end it makes its model from the chosen one.
+It also says which round is the best so far on the sites' validation data. The site keeps its own state of that round,
+and of the one it has scored since, until it knows which is better; at the end it makes its model from the chosen one.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ class _Enrolment:
             return
         wanted = {t for t in (best, scored) if isinstance(t, int)}
         for t in wanted:
-            if t == scored or own.round < t and not self._chosen_path(t).exists():
+            if t == scored or (own.round < t and not self._chosen_path(t).exists()):
                 tensors = checkpoint.prefixed("own", own.tensors)
                 tensors |= {} if own.buffers is None else {"buffers": own.buffers}
                 checkpoint.save(self._chosen_path(t), tensors, {**self._whose(), "round": t, "trained": own.round})

@@ -24,7 +24,8 @@ def lines(results: Sequence[Result]) -> list[str]:
         return [_stated(*found[0])]
     if not found:
         return []
-    notes = [f"{result.method}, seed {result.seed}: {one.note}" for result, (taken, _) in zip(placed, found, strict=True)
+    pairs = zip(placed, found, strict=True)
+    notes = [f"{result.method}, seed {result.seed}: {one.note}" for result, (taken, _) in pairs
              for one in taken if one.note]
     return [f"{WHO} the rounds of the table; with --round last, the last one.", *dict.fromkeys(notes)]
 

@@ -31,17 +31,23 @@ LARGE, MANY = 1 << 24, 100
 
 EARLIER = "an earlier version of coterie kept the state of the last round alone"
 ALONE = "the clients' states are large, so the run keeps that of the last round and the one chosen for served"
+PRIVATE = "The table's round was chosen by the clients' scores, which private does not protect: it is the last one, {}."
+
+Keeps = Literal["both", "served", "none"]
+"""Of which stages a run keeps the chosen state: where states are large of served alone, with privacy of none."""
 
 
-def large(tensors: Mapping[str, Tensor], row: Tensor) -> bool:
-    """Whether a state takes so much, beside one model `row [D]`, that at most one is kept beside the last."""
-    return sum(t.nbytes for t in tensors.values()) > max(LARGE, MANY * row.nbytes)
+def keeps(tensors: Mapping[str, Tensor], row: Tensor, private: bool) -> Keeps:
+    """What a run with such a state keeps; one model of it is `row [D]`."""
+    if private:
+        return "none"
+    return "served" if sum(t.nbytes for t in tensors.values()) > max(LARGE, MANY * row.nbytes) else "both"
 
 
-def wanted(history: Sequence[Evaluation], alone: bool = False) -> tuple[int, ...]:
-    """The rounds whose states are kept: each stage's chosen one, or served's `alone`; none without validation data."""
-    stages = [stage for stage in SEEN[: 1 if alone else None] if validated(history, stage)]
-    return tuple(sorted({chosen_round(history, stage) for stage in stages}))
+def wanted(history: Sequence[Evaluation], keeps: Keeps = "both") -> tuple[int, ...]:
+    """The rounds whose states are kept, those chosen for these stages; none without validation data."""
+    stages = {"both": SEEN, "served": (SERVED,), "none": ()}[keeps]
+    return tuple(sorted({chosen_round(history, stage) for stage in stages if validated(history, stage)}))
 
 
 def on_host(state: State) -> State:
@@ -67,7 +73,8 @@ class HandedOut:
     @property
     def facts(self) -> dict[str, Any]:
         """For the header of a model's file."""
-        return {"round": self.round, "stage": self.stage, "when": self.when, **({"note": self.note} if self.note else {})}
+        found = {"round": self.round, "stage": self.stage, "when": self.when}
+        return {**found, "note": self.note} if self.note else found
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Kept:
 
     last: int  # the round of the last state, which is always there
     states: Mapping[int, Callable[[], State]] = field(default_factory=dict)
-    lack: str = EARLIER  # why a chosen round may be missing
+    keeps: Keeps | None = None  # None: a run of an earlier version, which kept the last state alone
 
     def hand_out(self, history: Sequence[Evaluation], stage: str = SERVED, when: str = "chosen") -> HandedOut:
         """Which of them a stage takes; raises where the chosen one is not there because the run was stopped."""
@@ -88,6 +95,8 @@ class Kept:
             return HandedOut(stage, last, LAST)
         if not validated(history, stage):
             return HandedOut(stage, last, LAST, f"No validation data chose a round, so it is the last one, {last}.")
+        if self.keeps == "none":
+            return HandedOut(stage, last, LAST, PRIVATE.format(last))
         best = chosen_round(history, stage)
         if best == last or best in self.states:
             return HandedOut(stage, best, CHOSEN)
@@ -98,9 +107,10 @@ class Kept:
             )
         there = [e for e in history if e.round == last or e.round in self.states]
         found = chosen_round(there, stage) if there else last
+        why = ALONE if self.keeps == "served" else EARLIER
         said = "the last one" if found == last else "the best of those that are there"
-        return HandedOut(stage, found, LAST if found == last else CHOSEN,
-                         f"Round {best} was chosen on validation data, but {self.lack}: it is round {found}, {said}.")
+        note = f"Round {best} was chosen on validation data, but {why}: it is round {found}, {said}."
+        return HandedOut(stage, found, LAST if found == last else CHOSEN, note)
 
 
 def only(rounds: Collection[int], states: Mapping[int, State]) -> dict[int, State]:

@@ -16,7 +16,7 @@ from coterie.evaluation.score import Evaluation
 from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import validation_score
 from coterie.running import checkpoint, chosen
-from coterie.running.chosen import Kept, State
+from coterie.running.chosen import Keeps, Kept, State
 from coterie.running.confusion import Matrices, without
 from coterie.running.folder import Folder
 from coterie.running.result import Result
@@ -138,7 +138,7 @@ class Driver:
     def _keep(self) -> None:
         """Keep the state, which is about to change, if it is the best so far on validation data."""
         t = self.simulation.rounds_done
-        if self.history[-1].round != t or t not in (best := chosen.wanted(self.history, self._alone())):
+        if self.history[-1].round != t or t not in (best := chosen.wanted(self.history, self._keeps())):
             return
         if self.folder is not None:
             self._save()
@@ -146,14 +146,15 @@ class Driver:
             state = chosen.on_host(self.simulation.snapshot(copies=False))
             self._held = {**chosen.only(best, self._held), t: state}
 
-    def _alone(self) -> bool:
-        return chosen.large(self.simulation.snapshot(copies=False)[0], self.simulation.init.row)
+    def _keeps(self) -> Keeps:
+        tensors, private = self.simulation.snapshot(copies=False)[0], self.simulation.method.aggregator.private
+        return chosen.keeps(tensors, self.simulation.init.row, private)
 
     def _states(self) -> Kept:
         if self.folder is not None:
             return self.folder.kept()
         states = {t: partial(_as_it_is, state) for t, state in self._held.items()}
-        return Kept(self.simulation.rounds_done, states, chosen.ALONE)
+        return Kept(self.simulation.rounds_done, states, self._keeps())
 
     def _save(self) -> None:
         """A checkpoint, unless there is one of just this state and these records."""
@@ -161,8 +162,8 @@ class Driver:
             return
         now = (self.simulation.rounds_done, self.folder.lengths())
         if now != self._saved:
-            alone = self._alone()
-            self.folder.save(*self.simulation.snapshot(copies=False), chosen.wanted(self.history, alone), alone)
+            keeps = self._keeps()
+            self.folder.save(*self.simulation.snapshot(copies=False), chosen.wanted(self.history, keeps), keeps)
             self._saved = now
 
     def _patience_is_over(self) -> bool:

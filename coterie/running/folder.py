@@ -26,7 +26,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -42,8 +42,8 @@ from coterie.evaluation.score import LOSS, Evaluation, Scores, loss_scale
 from coterie.evaluation.stages import SEEN, STAGES
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.registry import respelled
-from coterie.running import checkpoint, chosen, confusion
-from coterie.running.chosen import Kept
+from coterie.running import checkpoint, confusion
+from coterie.running.chosen import Keeps, Kept, State
 from coterie.running.result import Result
 
 RECORDS = ("metrics.jsonl", "clients.csv", confusion.FILE)
@@ -160,18 +160,19 @@ class Folder:
         self._append(confusion.FILE, confusion.line(stage, t, counts))
 
     def save(
-        self, tensors: dict[str, Tensor], meta: dict[str, Any], keep: Collection[int] = (), alone: bool = False
+        self, tensors: dict[str, Tensor], meta: dict[str, Any], keep: Collection[int] = (), keeps: Keeps = "both"
     ) -> None:
         """A checkpoint that also remembers the length of the files, so that resuming cuts what came after it.
 
         Of the earlier ones those of the rounds to `keep` stay, under names of their own: the one that is replaced gets
         such a name first, and what nobody needs any more goes last. So whenever the run is killed, the state of every
-        round to keep is there, and none is of a later round than the checkpoint. `alone`: see `chosen.ALONE`.
+        round to keep is there, and none is of a later round than the checkpoint. `keeps` says which
+        they are, for whoever finds one missing.
         """
         before = int(checkpoint.header(self.checkpoint)["round"]) if self.checkpoint.exists() else None
         if before is not None and before != meta["round"] and before in keep:
             checkpoint.link(self.checkpoint, self._chosen_at(before))
-        checkpoint.save(self.checkpoint, tensors, {**meta, "lengths": self.lengths(), "alone": alone})
+        checkpoint.save(self.checkpoint, tensors, {**meta, "lengths": self.lengths(), "keeps": keeps})
         for t, path in self._chosen().items():
             if t not in keep or t == meta["round"]:
                 path.unlink(missing_ok=True)
@@ -193,11 +194,11 @@ class Folder:
         """The states that models can be made from."""
         with _reading(self.checkpoint):
             meta = checkpoint.header(self.checkpoint)
-            last, alone = int(meta["round"]), meta.get("alone")
+            last, keeps = int(meta["round"]), meta.get("keeps")
         states = {t: partial(self._state, path, t) for t, path in {**self._chosen(), last: self.checkpoint}.items()}
-        return Kept(last, states, chosen.ALONE if alone else chosen.EARLIER)
+        return Kept(last, states, keeps if keeps in get_args(Keeps) else None)
 
-    def _state(self, path: Path, t: int) -> chosen.State:
+    def _state(self, path: Path, t: int) -> State:
         tensors, meta = checkpoint.load(path)
         if meta.get("round") != t:
             raise CoterieError(f"{path} holds the state after round {meta.get('round')}, not after round {t}.")

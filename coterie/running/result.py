@@ -124,7 +124,7 @@ class Result:
         if not isinstance(number, int) or not 0 <= number < len(names):
             raise unknown("client", str(client), names)
         taken = kept.hand_out(self.history, ADAPTED if adapted else SERVED, when)
-        if taken.note and when == "chosen" and validated(self.history, taken.stage):
+        if taken.note and validated(self.history, taken.stage):
             warnings.warn(taken.note, stacklevel=2)
         row = self._after(taken.round).row(number, adapted).cpu()
         module = duplicate(simulation.init.module).to(row.dtype)

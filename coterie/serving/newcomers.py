@@ -105,7 +105,8 @@ def personalize(
     folds = [*outer * REPLICAS, *(part for parts in inner for part in parts)]
     both = desk.score(x, y, folds, name)
     if other.t != desk.t:
-        both = [(served, trained) for (served, _), (_, trained) in zip(both, other.score(x, y, folds, name), strict=True)]
+        trained = [one for _, one in other.score(x, y, folds, name)]
+        both = [(served, one) for (served, _), one in zip(both, trained, strict=True)]
     scored = iter(both)
     replicas = [[next(scored) for _ in outer] for _ in range(REPLICAS)]
     decided, *inside = [decide([next(scored) for _ in parts], adapt) for parts in inner]

@@ -15,8 +15,8 @@ from coterie.contract.frozen import duplicate
 from coterie.contract.layout import Layout
 from coterie.contract.net import Net, Task
 from coterie.errors import CoterieError, counted
-from coterie.options import options
 from coterie.evaluation.stages import ADAPTED, SERVED
+from coterie.options import options
 from coterie.running import checkpoint
 from coterie.running.chosen import HandedOut
 from coterie.running.saved import Saved

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from commands import in_process_shown
+from commands import exit_code, in_process_shown
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
@@ -44,8 +43,10 @@ NAMES = ("berlin", "lyon", "oslo", "turin", "wien")
 FEATURES, CLASSES, MODEL = 4, 3, "mlp:hidden=5"
 VAL = 0.1
 """The share of validation samples that a newcomer's are dealt with, the command's own default."""
-ROUNDS = 6
-OPTIONS = {"batch": 4, "lr": 1.0, "epochs": 2, "evaluate_every": 1, "precision": "float64", "device": "cpu"}
+ROUNDS = 8
+OPTIONS = {  # the learning rate rises to where steps jump about, so that scores are best before the end
+    "batch": 4, "lr": 1.5, "warmup": 6, "epochs": 2, "evaluate_every": 1, "precision": "float64", "device": "cpu",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -93,12 +94,10 @@ def trained(data, tmp_path_factory):
     def build(method):
         if method not in found:
             found[method] = folder = tmp_path_factory.mktemp(method) / "run"
-            words = ["run", method, "--data", data, "--unseen", 1, "--model", MODEL, "--rounds", ROUNDS, "--out", folder]
+            words = ["--data", data, "--unseen", 1, "--model", MODEL, "--rounds", ROUNDS, "--out", folder]
             words += [word for name, value in OPTIONS.items() for word in ("--set", f"{name}={value}")]
-            with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
-                patch.setattr(sys, "argv", ["coterie", *map(str, words)])
-                coterie.cli.main()
-            assert not end.value.code
+            with pytest.MonkeyPatch.context() as patch:
+                assert exit_code(patch, "run", method, *words) == 0
         return found[method]
 
     return build
@@ -231,7 +230,7 @@ def run_sites(samples, home, method, names=NAMES, **options):
 def test_for_most_methods_the_chosen_round_is_not_the_last(trained):
     """Otherwise the tests above would say nothing."""
     other = {m for m in METHODS if reported(trained(m), trained(m) / "comparison.csv")[0]["served"] != ROUNDS}
-    assert len(other) > 2 * len(METHODS) / 3, sorted(other)
+    assert len(other) >= 0.9 * len(METHODS), sorted(other)
 
 
 @pytest.mark.parametrize("method", OFTEN)
@@ -276,7 +275,8 @@ def test_the_last_round_on_request(trained, tmp_path, monkeypatch, capsys, words
     name = json.loads((folder / "config.json").read_text())["clients"][0]
     words = [name if word == "berlin" else word for word in words]
     path = tmp_path / "last.safetensors"
-    said = in_process_shown(["export", str(folder), *words, "--round", "last", "-o", str(path)], monkeypatch, capsys).out
+    words = ["export", str(folder), *words, "--round", "last", "-o", str(path)]
+    said = in_process_shown(words, monkeypatch, capsys).out
     assert f"the model after round {ROUNDS}, the last one" in said
     facts = json.loads(path.with_suffix(".json").read_text())
     assert (facts["round"], facts["when"]) == (ROUNDS, "last")
@@ -294,5 +294,6 @@ def test_sites_without_scores_use_the_last_round_and_say_so(samples, tmp_path):
         facts = json.loads((home / "model.json").read_text())
         assert (facts["round"], facts["when"]) == (ROUNDS, "last")
         assert facts["note"] == "It is the last round: this experiment's sites send no scores."
-        assert not list(home.glob("chosen-*")) and not (home / "last.safetensors").exists()
+        assert not list(home.glob("chosen-*"))
+        assert not (home / "last.safetensors").exists()
     assert not list(Path(tmp_path / "server").glob("chosen-*"))
