@@ -222,10 +222,10 @@ class _Enrolment:
         if newcomer:
             own = self._joined(cohort, payload)
         elif deploys_chosen:
-            own = self._chosen_state(t) or self._current(int(meta["merged"]), cohort, payload)
+            own = self._chosen_state(t) or self._current(meta, cohort, payload)
         else:
-            own = self._current(int(meta["merged"]), cohort, payload)
-            if "best" in meta:
+            own = self._current(meta, cohort, payload)
+            if "best" in meta and self._path.exists():
                 self._hold(own, best, t if "score" in do else None)
         received = payload if own.buffers is None else self.clients.receive(payload, own.buffers)
         facts: dict[str, Any] = {}
@@ -277,11 +277,17 @@ class _Enrolment:
         self._type = type(state).__name__
         return _KeptState(JOINED, state.tensors())
 
-    def _current(self, merged: int, cohort: Cohort, payload: Record) -> _KeptState:
-        """The state after round `merged`, the last one of this site that the server has merged."""
+    def _current(self, meta: Mapping[str, Any], cohort: Cohort, payload: Record) -> _KeptState:
+        """The state after the task's round `merged`, the last one of this site that the server has merged.
+
+        A site that is asked for the first time joins. At the end that is for the task's own round only: models of
+        several rounds are sent for, and each is to be what joining in that round gives.
+        """
+        merged = int(meta["merged"])
         if not self._path.exists():
             own = self._joined(cohort, payload)
-            self._save(None, own)
+            if "last" not in meta:
+                self._save(None, own)
             return own
         before, after = self._load()
         if after.round <= merged:  # or the site's folder is an older copy: the best it has
