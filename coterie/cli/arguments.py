@@ -89,6 +89,9 @@ LogOption = Annotated[
     list[str] | None,
     typer.Option("--log", help="tensorboard or mlflow, repeatable: also write local files for it into the folder."),
 ]
+RoundOption = Annotated[
+    str, typer.Option("--round", help="chosen, on validation data, as the table reports it; or last.")
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder.  [default: a new one under runs/]")]
 
 

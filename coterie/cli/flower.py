@@ -11,6 +11,7 @@ import typer
 from rich.live import Live as Refreshed
 
 from coterie.cli.app import command, screen
+from coterie.cli.arguments import RoundOption
 from coterie.errors import CoterieError
 
 
@@ -76,6 +77,7 @@ def client_command(
     ] = None,
     predict: Annotated[bool, typer.Option("--predict", help="Apply the site's model to --data instead.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Where --predict writes its csv file.")] = None,
+    when: RoundOption = "chosen",
     device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")] = "auto",
     val: Annotated[float, typer.Option("--val", help="Share of the training samples held back for validation.")] = 0.1,
     test: Annotated[float, typer.Option("--test", help="Share of the samples held back for testing.")] = 0.25,
@@ -89,8 +91,9 @@ def client_command(
 
     settings = {"device": device, "val": val, "test": test, "seed": seed}
     if predict:
-        path, accuracy = operator.predict(home, data, out)
+        path, accuracy = operator.predict(home, data, out, when=when)
         print(f"{path}" + ("" if accuracy is None else f": accuracy {100 * accuracy:.1f} % of the labels in {data}"))
+        print(operator.model_of(home, when=when)[1])
     elif dry_run is not None:
         with tempfile.TemporaryDirectory() as folder:
             parts = operator.rehearse(dry_run, data, Path(folder), name or "this-site", settings)

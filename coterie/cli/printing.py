@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from coterie.cli.app import screen
-from coterie.report import watched
+from coterie.report import handed_out, watched
 from coterie.report.table import beside_paper, comparison
 from coterie.report.table import newcomers as newcomers_table
 from coterie.report.verdict import verdict
@@ -48,3 +48,5 @@ def print_results(results: list[Result], printed: Mapping[str, str]) -> None:
         wide.print(arrived)
     if said := verdict(results):
         wide.print(said, highlight=False, markup=False)
+    for line in handed_out.lines(results):
+        wide.print(line, highlight=False, markup=False)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli.app import command
+from coterie.cli.arguments import RoundOption
 from coterie.cli.printing import opened_run
 from coterie.errors import CoterieError
 
@@ -27,6 +28,7 @@ def personalize_command(
     loss: Annotated[
         str | None, typer.Option("--loss", help="The run's own loss, file.py:function, where the run does not know it.")
     ] = None,
+    when: RoundOption = "chosen",
     seed: Annotated[int, typer.Option("--seed", help="Names the folds.")] = 0,
     report: Annotated[str, typer.Option("--report", help="text, or json for machines.")] = "text",
 ) -> None:
@@ -37,7 +39,7 @@ def personalize_command(
     from coterie.serving import personalize
 
     opened = opened_run(run, model, loss)
-    print(personalize.hand_out(opened, data, out, client, adapt, future, seed, report))
+    print(personalize.hand_out(opened, data, out, client, adapt, future, seed, report, when))
 
 
 @command("export")
@@ -50,6 +52,7 @@ def export_command(
     form: Annotated[
         str | None, typer.Option("--format", help="safetensors, torchscript, torch-export or onnx; else by the ending.")
     ] = None,
+    when: RoundOption = "chosen",
     net: Annotated[
         str | None, typer.Option("--net", help="How the model is spelled, where the run or file does not know it.")
     ] = None,
@@ -62,9 +65,11 @@ def export_command(
 
     form = export.format_of(out, form)
     if run.is_dir():
-        chosen = portable.of_run(opened_run(run, net), client, model, adapted)
-    elif client is not None or model is not None or adapted:
-        raise CoterieError(f"{run} holds one model; --client, --model and --adapted choose one of a run folder.")
+        chosen = portable.of_run(opened_run(run, net), client, model, adapted, when)
+    elif client is not None or model is not None or adapted or when != "chosen":
+        raise CoterieError(
+            f"{run} holds one model; --client, --model, --adapted and --round choose one of a run folder."
+        )
     else:
         chosen = portable.read_model(run, net)
     print(export.export_model(chosen, out, form))

@@ -84,6 +84,11 @@ def chosen_round(history: Sequence[Evaluation], stage: str = SERVED) -> int:
     return -max(scored)[1] if scored else history[-1].round
 
 
+def validated(history: Sequence[Evaluation], stage: str = SERVED) -> bool:
+    """Whether validation data choose the round of a stage; without them `chosen_round` is the last one."""
+    return any(not np.isnan(validation_score(e.stages[stage])[1]) for e in history if stage in e.stages)
+
+
 def since_arrival(evaluation: Evaluation, arrives: Sequence[int]) -> dict[str, list[tuple[int, int, float]]]:
     """Stage -> (rounds since arrival, clients, mean of their test metric), for clients that arrived after the start.
 

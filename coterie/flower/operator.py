@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -25,9 +25,10 @@ from coterie.flower.job import Job
 from coterie.flower.loopback import Loopback
 from coterie.flower.plan import PLAN, Plan
 from coterie.flower.rounds import STATUS, Rounds, refuse_early
-from coterie.flower.site import Site, described, site_at
+from coterie.flower.site import LAST_MODEL, MODEL, Site, described, site_at
 from coterie.flower.wire import Failure, Parcel
 from coterie.running import checkpoint
+from coterie.running.chosen import CHOSEN, When
 from coterie.running.folder import Folder
 from coterie.serving.portable import read_model
 
@@ -129,9 +130,11 @@ def rehearse(config: Path, data: str, home: Path, name: str, settings: dict[str,
 def sending(parcels: Sequence[Parcel]) -> Table:
     """What leaves a site, message by message: numbers in full, of tensors the name, type, shape and range."""
     table = Table("message", "what", "value", title="what would leave this site", title_justify="left")
+    trained = False
     for parcel in parcels:
         meta = parcel.meta
-        kind = meta["kind"] if meta["kind"] == "introduce" else ("a round", "the end")[meta["round"]]
+        kind = meta["kind"] if meta["kind"] == "introduce" else "the end" if trained else "a round"
+        trained = trained or meta["kind"] != "introduce"
         if meta.get("error"):
             raise CoterieError(str(meta["error"]))
         for key, value in meta.items():
@@ -147,19 +150,37 @@ def sending(parcels: Sequence[Parcel]) -> Table:
 # -- the model a site uses --------------------------------------------------------------------------------------------
 
 
-def predict(home: Path, data: str, out: Path | None, experiment: str | None = None) -> tuple[Path, float | None]:
-    """Apply the site's model to a file; the csv written, and the accuracy where the file has labels.
-
-    A row of the csv: the sample's number, the class (or the numbers, for regression) and its probability.
-    """
+def model_of(home: Path, experiment: str | None = None, when: str = "chosen") -> tuple[Path, str]:
+    """The file of the site's newest model, of the chosen round or the last one, and a sentence on its round."""
+    if when not in get_args(When):
+        raise CoterieError(f"a site keeps the model of the chosen round and that of the last one; name 'chosen' or "
+                           f"'last', not '{when}'.")
     found = sorted(home.glob("*/model.json"), key=lambda path: path.stat().st_mtime)
     if experiment is not None:
         found = [path for path in found if path.parent.name == experiment]
     if not found:
         raise CoterieError(f"{home} holds no model yet; a site gets its model at the end of training.")
-    folder = found[-1].parent
-    job = Job.of(read_json(found[-1]).get("job", {}), str(found[-1]))
-    model = read_model(folder / "model.safetensors")
+    facts = read_json(found[-1])
+    path = found[-1].with_name(MODEL)
+    if when == "last" and not facts.get("last", True):  # earlier versions deployed the last round alone
+        path = path.with_name(LAST_MODEL)
+        if not path.exists():
+            raise CoterieError(f"{home} holds the model of round {facts['round']} alone; the site came after training.")
+        facts = read_json(path.with_suffix(".json"))
+    how = CHOSEN if facts.get("when") == CHOSEN else "the last one"
+    return path, " ".join(filter(None, [f"The model is that of round {facts['round']}, {how}.", facts.get("note")]))
+
+
+def predict(
+    home: Path, data: str, out: Path | None, experiment: str | None = None, when: str = "chosen"
+) -> tuple[Path, float | None]:
+    """Apply the site's model to a file; the csv written, and the accuracy where the file has labels.
+
+    A row of the csv: the sample's number, the class (or the numbers, for regression) and its probability.
+    """
+    place, _ = model_of(home, experiment, when)
+    job = Job.of(read_json(place.with_suffix(".json")).get("job", {}), str(place))
+    model = read_model(place)
     module = model.loaded()
     source = load_as(data, job.classes)
     if tuple(source.x.shape[1:]) != job.shape:

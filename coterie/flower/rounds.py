@@ -23,7 +23,8 @@ from coterie.contract.records import Record, Upload
 from coterie.engine.arithmetic import Arithmetic
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.score import Evaluation
-from coterie.evaluation.stages import PREFIX
+from coterie.evaluation.stages import PREFIX, SERVED
+from coterie.evaluation.summary import chosen_round, validated
 from coterie.files import write_json
 from coterie.flower import wire
 from coterie.flower.checks import Check, Received, refused
@@ -34,6 +35,8 @@ from coterie.flower.scores import Listener
 from coterie.flower.site import JOINED
 from coterie.flower.wire import Failure, Parcel
 from coterie.privacy.noise import SECRET
+from coterie.running import chosen
+from coterie.running.chosen import State
 from coterie.running.clients import device
 from coterie.running.confusion import Matrices, class_names, without
 from coterie.running.folder import Folder
@@ -71,6 +74,9 @@ class Rounds:
         self.joined: set[str] = set()
         self._there: set[str] = set()  # the sites that were there when last looked
         self.served: set[str] = set()  # sites that have the model of the end
+        self.handed_out: int | None = None  # at the end, the round whose models sites use; None: the last
+        self._held: dict[int, State] = {}  # the state of the chosen round, of a run without a folder
+        self._best_of: tuple[int, int | None] = (0, None)  # evaluations so far, and the round they choose
         self.rounds_done = 0
         self.history: list[Evaluation] = []
         self.rounds: list[dict[str, Any]] = []
@@ -135,7 +141,7 @@ class Rounds:
             self.numbers = {name: number for number, name in enumerate(names)}
             self.population = len(names)
             self.server = self.start(self.population)
-            told, reasons = yield from self._introduced(names)
+            told, reasons = yield from self._introduced(names, self.server)
             if len(told) == len(names):
                 break
             log.warning("%s: %d of %d sites introduced themselves, attempt %d", self.spelling, len(told), len(names),
@@ -146,7 +152,7 @@ class Rounds:
             raise CoterieError(
                 f"in {ATTEMPTS} attempts not every site that was there introduced itself to {self.spelling}{said}"
             )
-        self.server = self._admitted(names, told)
+        self.server = self._admitted(names, told, self.server)
         self.server.check_buffers(self.server.payload(self._ids(names[:1])))
         self.merged = dict.fromkeys(names, JOINED)
         if self.folder is not None:
@@ -156,11 +162,11 @@ class Rounds:
         log.info("%s: %d sites admitted: %s", self.spelling, self.population, ", ".join(names))
 
     def _introduced(
-        self, names: Sequence[str]
+        self, names: Sequence[str], server: Server, **more: Any
     ) -> Generator[Ask, Answers, tuple[dict[str, dict[str, Tensor]], dict[str, str]]]:
         """The introductions of these sites, of those that gave a usable one, and why the others gave none."""
-        hello = records.spread(self.server.hello(), 1)  # all are told the same
-        parcels = {name: self._task("introduce", name, hello) for name in names}
+        hello = records.spread(server.hello(), 1)  # all are told the same
+        parcels = {name: self._task("introduce", name, hello, **more) for name in names}
         replies, failures = yield from self._ask(parcels, frozenset(names), len(names))
         told = {name: reply.tensors for name, reply in replies.items()}
         reasons = {name: failure.reason for name, failure in failures.items()}
@@ -170,9 +176,9 @@ class Rounds:
             del told[name]
         return told, reasons
 
-    def _admitted(self, names: Sequence[str], told: Mapping[str, Mapping[str, Tensor]]) -> Server:
+    def _admitted(self, names: Sequence[str], told: Mapping[str, Mapping[str, Tensor]], server: Server) -> Server:
         """The server that knows these sites too."""
-        return self.server.admitted(self._ids(names), Upload.of(self._stacked([told[name] for name in names])))
+        return server.admitted(self._ids(names), Upload.of(self._stacked([told[name] for name in names])))
 
     def _round(self) -> Exchange:
         t, start = self.rounds_done, time.perf_counter()
@@ -194,6 +200,7 @@ class Rounds:
         failures |= {name: BARRED if name in barred else ABSENT for name in drawn if name not in there}
         self.joined |= set(replies)
         self._keep_scores(replies, "", t)
+        self._hold()
         uploads = {name: replies[name] for name in training if name in replies}
         n = {name: 1 if self.server.guard else _count(reply.meta.get("n")) for name, reply in uploads.items()}
         wrong = {name: failure.reason for name, failure in failures.items() if failure.cause == "mismatch"}
@@ -238,32 +245,89 @@ class Rounds:
         barred = set(self.check.barred()) if self.check is not None else set()
         self._there = self.present()
         there = self._there - barred - self.served
-        do = ["deploy", "score"] if self.job.scores else ["deploy"]
+        last, score = self.rounds_done, ["score"] if self.job.scores else []
         known = [name for name in self.clients if name in there]
         late = sorted(there - set(self.clients))
+        anybody = bool(known or late)
         if known:
-            yield from self._deployed(self._payloads(self.server, {name: {"do": do} for name in known}), "")
+            scored = {k for e in self.history if e.round == last and SERVED in e.stages
+                      for k in e.stages[SERVED].clients.tolist()}
+            do = {name: ["deploy", *([] if self.numbers[name] in scored else score)] for name in known}
+            asked = self._payloads(self.server, {name: {"do": do[name], "last": last} for name in known})
+            known = sorted((yield from self._deployed(asked, "", last)))
+        if self.handed_out is None:
+            self.handed_out = self._kept(self._best())
+        server, then = self._chosen()
+        if self.handed_out is None:
+            self.served |= set(known)
+        elif known:
+            merged = then.get("merged", {})
+            more = {name: {"do": ["deploy"], "last": last, "round": self.handed_out, "best": self.handed_out,
+                           "merged": merged.get(name, JOINED)} for name in known}
+            self.served |= yield from self._deployed(self._payloads(server, more), "", self.handed_out)
         if late:
+            t = last if self.handed_out is None else self.handed_out
+            at = {"round": t, "best": self.handed_out, "last": last}
             for name in late:
                 self.numbers.setdefault(name, len(self.numbers))
-            told, _ = yield from self._introduced(late)
+            told, _ = yield from self._introduced(late, server, **at)
             admitted = [name for name in late if name in told]
             if admitted:
-                server = self._admitted(admitted, told)  # for these answers only
-                asked = self._payloads(server, {name: {"do": do, "newcomer": True} for name in admitted})
-                yield from self._deployed(asked, PREFIX)
-        if (known or late) and self.folder is not None:
+                server = self._admitted(admitted, told, server)  # for these answers only
+                do_both = {"do": ["deploy", *score], "newcomer": True, **at}
+                asked = self._payloads(server, dict.fromkeys(admitted, do_both))
+                self.served |= yield from self._deployed(asked, PREFIX, t)
+        if anybody and self.folder is not None:
             self.matrices.end()
             self._save()
             self._tell("finished")
             self.folder.finish({"rounds": self.rounds_done, "seconds": sum(r["seconds"] for r in self.rounds)})
 
-    def _deployed(self, parcels: Mapping[str, Parcel], prefix: str) -> Exchange:
+    def _deployed(
+        self, parcels: Mapping[str, Parcel], prefix: str, t: int
+    ) -> Generator[Ask, Answers, set[str]]:
+        """The sites that have their model of round t now, and those that cannot have it and keep the last one."""
         replies, failures = yield from self._ask(parcels, frozenset(parcels), len(parcels))
+        done = set(replies)
         for name, failure in failures.items():
-            log.warning("%s: %s has no model yet: %s %s", self.spelling, name, failure.cause, failure.reason)
-        self.served |= set(replies)
-        self._keep_scores(replies, prefix, self.rounds_done)
+            if t == self.handed_out and not prefix and failure.cause == "refused":
+                log.warning("%s: %s keeps the model of the last round: %s", self.spelling, name, failure.reason)
+                done.add(name)
+            else:
+                log.warning("%s: %s has no model yet: %s %s", self.spelling, name, failure.cause, failure.reason)
+        self._keep_scores(replies, prefix, t)
+        return done
+
+    # -- the round that is handed out ------------------------------------------------------------------------------
+
+    def _best(self) -> int | None:
+        """The round chosen on the sites' validation data so far; None where they told no such scores."""
+        if self._best_of[0] != len(self.history):
+            self._best_of = len(self.history), chosen_round(self.history) if validated(self.history) else None
+        return self._best_of[1]
+
+    def _kept(self, best: int | None) -> int | None:
+        """The chosen round, if its state is there; an earlier version may have done that round."""
+        kept = self._held if self.folder is None or best is None else self.folder.kept().states
+        if best in (None, self.rounds_done, *kept):
+            return best
+        log.warning("%s: round %s was chosen on validation data, but %s: sites use the last round's models",
+                    self.spelling, best, chosen.EARLIER)
+        return None
+
+    def _hold(self) -> None:
+        """Before the merge: without a folder the state of the chosen round is held here, and no other."""
+        if self.folder is None and self.rounds_done == self._best():
+            self._held = {self.rounds_done: chosen.on_host((self.server.tensors(), self._meta()))}
+
+    def _chosen(self) -> tuple[Server, Mapping[str, Any]]:
+        """The server of the round that is handed out, and the header of its state."""
+        if self.handed_out in (None, self.rounds_done):
+            return self.server, self._meta()
+        assert self.handed_out is not None
+        tensors, meta = self._held[self.handed_out] if self.folder is None else (
+            self.folder.kept().states[self.handed_out]())
+        return Server.restored(self.method, self._init(self.population), self.training, tensors, meta), meta
 
     # -- messages --------------------------------------------------------------------------------------------------
 
@@ -274,7 +338,7 @@ class Rounds:
             "method": self.spelling, "options": repr(self.method), "layout": self.server.layout.digest,
             "round": self.rounds_done, "number": self.numbers[name], "population": self.population,
             "record": type(record).__name__, "merged": self.merged.get(name, JOINED), "deadline": self.policy.deadline,
-            **more,
+            "best": self._best(), **more,
         }, record.tensors())
 
     def _payloads(self, server: Server, more: Mapping[str, dict[str, Any]]) -> dict[str, Parcel]:
@@ -395,15 +459,17 @@ class Rounds:
         named = {"classes": list(self.job.class_names)} if self.job.class_names else {}
         return {"sites": self.clients, **named}
 
-    def _save(self) -> None:
-        if self.folder is None:
-            return
-        meta = {
+    def _meta(self) -> dict[str, Any]:
+        return {
             "round": self.rounds_done, **self.server.meta(), "experiment": self.job.experiment, "numbers": self.numbers,
-            "population": self.population, "merged": self.merged, "joined": sorted(self.joined),
-            "served": sorted(self.served),
+            "population": self.population, "merged": dict(self.merged), "joined": sorted(self.joined),
+            "served": sorted(self.served), "handed_out": self.handed_out,
         }
-        self.folder.save(self.server.tensors(), meta)
+
+    def _save(self) -> None:
+        if self.folder is not None:
+            best = self._best() if self.handed_out is None else self.handed_out
+            self.folder.save(self.server.tensors(), self._meta(), () if best is None else (best,))
 
     def _restore(self) -> None:
         assert self.folder is not None
@@ -417,6 +483,7 @@ class Rounds:
         self.server = Server.restored(self.method, self._init(self.population), self.training, tensors, meta)
         self._rehearse(self.server)
         self.merged, self.joined, self.served = meta["merged"], set(meta["joined"]), set(meta["served"])
+        self.handed_out = meta.get("handed_out")
         self.rounds_done = int(meta["round"])
         self.history, self.rounds = self.folder.history(), self.folder.rounds()
         log.info("%s: resumed after round %d of %d", self.spelling, self.rounds_done, self.training.rounds)

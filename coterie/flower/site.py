@@ -2,12 +2,17 @@
 
     <home>/<experiment>/job.json              the experiment as first met; a message that says otherwise is refused
     <home>/<experiment>/state.safetensors     the client's own state, before and after the last round it trained in
+    <home>/<experiment>/chosen-12.safetensors the client's own state as it was scored after round 12
     <home>/<experiment>/model.safetensors     the model the site uses, tensor by tensor, once the server sent for it
-    <home>/<experiment>/model.json            method, scores and layout of that model
+    <home>/<experiment>/model.json            method, round, scores and layout of that model
+    <home>/<experiment>/last.*                the same of the last round, where another one was chosen
     <home>/<experiment>/sent.jsonl            everything that left the site: numbers in full, of tensors name and shape
 
 The server says which round of this site it merged last. What was trained and not merged is taken back, so that server
 and site never disagree, and a task that arrives twice gives the same answer twice.
+
+It also says which round is the best so far on the sites' validation data. The site keeps its own state of that round,
+and of the one it has scored since, until it knows which is better; at the end it makes its model from the chosen one.
 """
 
 from __future__ import annotations
@@ -29,12 +34,14 @@ from coterie.data import Federation, load_as
 from coterie.data.labels import placed
 from coterie.data.readers.tables.schema import unit_of
 from coterie.errors import CoterieError
+from coterie.evaluation.stages import SERVED
 from coterie.files import read_json, write_json
 from coterie.flower import wire
 from coterie.flower.job import Job, checked_name
 from coterie.flower.scores import kept, sums_told, told
 from coterie.flower.wire import Parcel
 from coterie.running import checkpoint
+from coterie.running.chosen import CHOSEN, LAST, HandedOut
 from coterie.running.clients import Clients, Measured, deploy, introduce, join, local, score_rows
 from coterie.running.server import record_class
 from coterie.serving.portable import write_model
@@ -43,6 +50,8 @@ ALONE = np.array([0])
 """The site's place in its own data."""
 JOINED = -1
 """The round of a state that has not been trained yet."""
+MODEL, LAST_MODEL = "model.safetensors", "last.safetensors"
+"""The model that a site uses, and that of the last round where another one was chosen."""
 DO = ("join", "score", "local", "deploy")
 """What a task of kind `round` may ask for; all of it is done with the one payload it carries."""
 
@@ -140,6 +149,11 @@ class _KeptState:
     buffers: Tensor | None = None
     memory: dict[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def nothing(self) -> bool:
+        """Whether it holds nothing that a model is made from."""
+        return not self.tensors and self.buffers is None
+
 
 class _Enrolment:
     """What a site holds of one experiment."""
@@ -212,7 +226,16 @@ class _Enrolment:
         if newcomer and "local" in do:
             raise CoterieError("a site that came after training had begun does not train.")
         cohort = self.clients.at(t, ALONE)
-        own = self._joined(cohort, payload) if newcomer else self._current(int(meta["merged"]), cohort, payload)
+        best = meta.get("best")  # servers of earlier versions do not say
+        deploys_chosen = do == ["deploy"] and best == t
+        if newcomer:
+            own = self._joined(cohort, payload)
+        elif deploys_chosen:
+            own = self._chosen_state(t) or self._current(meta, cohort, payload)
+        else:
+            own = self._current(meta, cohort, payload)
+            if "best" in meta and self._path.exists():
+                self._hold(own, best, t if "score" in do else None)
         received = payload if own.buffers is None else self.clients.receive(payload, own.buffers)
         facts: dict[str, Any] = {}
         if "score" in do or "deploy" in do:
@@ -221,7 +244,7 @@ class _Enrolment:
             found = score_rows(cohort, row)
             scores = self._scores(found)
             if "deploy" in do:
-                self._write_model(row[0], scores, t, newcomer)
+                self._write_model(row[0], scores, meta, newcomer)
             if "score" in do:
                 facts["scores"] = scores
                 facts |= {"sums": sums_told(found, self.sums)} if self.sums else {}
@@ -263,11 +286,17 @@ class _Enrolment:
         self._type = type(state).__name__
         return _KeptState(JOINED, state.tensors())
 
-    def _current(self, merged: int, cohort: Cohort, payload: Record) -> _KeptState:
-        """The state after round `merged`, the last one of this site that the server has merged."""
+    def _current(self, meta: Mapping[str, Any], cohort: Cohort, payload: Record) -> _KeptState:
+        """The state after the task's round `merged`, the last one of this site that the server has merged.
+
+        A site that is asked for the first time joins. At the end that is for the task's own round only: models of
+        several rounds are sent for, and each is to be what joining in that round gives.
+        """
+        merged = int(meta["merged"])
         if not self._path.exists():
             own = self._joined(cohort, payload)
-            self._save(None, own)
+            if "last" not in meta:
+                self._save(None, own)
             return own
         before, after = self._load()
         if after.round <= merged:  # or the site's folder is an older copy: the best it has
@@ -286,21 +315,26 @@ class _Enrolment:
                 tensors |= checkpoint.prefixed(word, own.tensors)
                 tensors |= {} if own.buffers is None else {f"buffers.{word}": own.buffers}
                 tensors |= checkpoint.prefixed(f"memory.{word}", own.memory)
-        meta = {
+        rounds = {"before": None if before is None else before.round, "after": after.round}
+        checkpoint.save(self._path, tensors, {**self._whose(), **rounds})
+
+    def _whose(self) -> dict[str, Any]:
+        """What the headers of the site's states say."""
+        return {
             "experiment": self.job.experiment, "client": self.site.name, "type": self._type,
-            "layout": self.clients.layout.digest, "before": None if before is None else before.round,
-            "after": after.round,
+            "layout": self.clients.layout.digest,
         }
-        checkpoint.save(self._path, tensors, meta)
+
+    def _refuse_others(self, meta: Mapping[str, Any], path: Path) -> None:
+        """Raise if a state is not this client's, or of another model."""
+        if meta["client"] != self.site.name:
+            raise CoterieError(f"{path} holds the state of client {meta['client']}; give every site a home of its own.")
+        self.clients.layout.refuse(meta["layout"], str(path), self.job.model)
+        self._type = meta["type"]
 
     def _load(self) -> tuple[_KeptState | None, _KeptState]:
         tensors, meta = checkpoint.load(self._path)
-        if meta["client"] != self.site.name:
-            raise CoterieError(
-                f"{self._path} holds the state of client {meta['client']}; give every site a home of its own."
-            )
-        self.clients.layout.refuse(meta["layout"], str(self._path), self.job.model)
-        self._type = meta["type"]
+        self._refuse_others(meta, self._path)
         device = self.clients.device
 
         def own(word: str) -> _KeptState:
@@ -311,13 +345,65 @@ class _Enrolment:
 
         return None if meta["before"] is None else own("before"), own("after")
 
+    # -- its state of the chosen round -----------------------------------------------------------------------------
+
+    def _chosen_path(self, t: int) -> Path:
+        return self.folder / f"chosen-{t}.safetensors"
+
+    def _hold(self, own: _KeptState, best: Any, scored: int | None) -> None:
+        """Keep the state of round `best`, and that of the round `scored` now, of which nobody knows yet how good it is.
+
+        A site that was not asked in round `best` and has not trained since is still as it was then.
+        """
+        if own.nothing:
+            return
+        wanted = {t for t in (best, scored) if isinstance(t, int)}
+        for t in wanted:
+            if t == scored or (own.round < t and not self._chosen_path(t).exists()):
+                tensors = checkpoint.prefixed("own", own.tensors)
+                tensors |= {} if own.buffers is None else {"buffers": own.buffers}
+                checkpoint.save(self._chosen_path(t), tensors, {**self._whose(), "round": t, "trained": own.round})
+        for path in self.folder.glob("chosen-*.safetensors"):
+            if path.name not in {self._chosen_path(t).name for t in wanted}:
+                path.unlink(missing_ok=True)
+
+    def _chosen_state(self, t: int) -> _KeptState | None:
+        """What was kept of round t; the states of clients that keep nothing are alike in all rounds."""
+        if not self._chosen_path(t).exists():
+            after = self._load()[1] if self._path.exists() else None
+            return after if after is not None and after.nothing else None
+        tensors, meta = checkpoint.load(self._chosen_path(t))
+        self._refuse_others(meta, self._chosen_path(t))
+        here = {name: tensor.to(self.clients.device) for name, tensor in tensors.items()}
+        return _KeptState(int(meta["trained"]), checkpoint.part(here, "own"), here.get("buffers"))
+
     # -- the model that is used ------------------------------------------------------------------------------------
 
-    def _write_model(self, row: Tensor, scores: Mapping[str, Any], t: int, newcomer: bool) -> None:
+    def _write_model(self, row: Tensor, scores: Mapping[str, Any], meta: Mapping[str, Any], newcomer: bool) -> None:
+        """The model of the round that the task is of; one of the last round that another one was chosen over stays."""
+        t, path = int(meta["round"]), self.folder / MODEL
+        is_best, is_last = meta.get("best") == t, t == meta.get("last", t)
         unit = self.clients.federation.unit
         facts = {
             "method": self.job.method, "model": self.job.model, "experiment": self.job.experiment,
-            "site": self.site.name, "round": t, "newcomer": newcomer, "scores": scores,
+            "site": self.site.name, **HandedOut(SERVED, t, CHOSEN if is_best else LAST, self._note(meta)).facts,
+            "last": is_last, "newcomer": newcomer, "scores": scores,
             "job": replace(self.job, unit=None if unit is None else unit.facts()).values(),
         }
-        write_model(self.folder / "model.safetensors", self.clients.layout, row, facts)
+        for ending in (".safetensors", ".json"):
+            other = (self.folder / LAST_MODEL).with_suffix(ending)
+            if is_last:
+                other.unlink(missing_ok=True)
+            elif path.with_suffix(ending).exists() and not newcomer and not other.exists():
+                checkpoint.link(path.with_suffix(ending), other)
+        write_model(path, self.clients.layout, row, facts)
+
+    def _note(self, meta: Mapping[str, Any]) -> str:
+        """Why it is a model of the last round, where the server said which one is the best so far."""
+        best = meta.get("best")
+        if "best" not in meta or best == meta["round"]:
+            return ""
+        if best is not None:
+            return f"It is the last round; round {best} had been the best on validation data."
+        why = "no site's validation data chose one" if self.job.scores else "this experiment's sites send no scores"
+        return f"It is the last round: {why}."

@@ -2,7 +2,8 @@
 
 A message holds one parcel for each experiment it serves. A parcel from the server carries
 
-    protocol, kind, experiment, job, method, options, layout, round, number, population, record, do, merged, deadline
+    protocol, kind, experiment, job, method, options, layout, round, number, population, record, do, merged, deadline,
+    best (the round chosen on validation data so far, or null), and at the end last (the last round)
 
 and the tensors of one record, `[1, ...]`; the answer repeats protocol, kind, experiment, method, layout and round and
 names the site. Nothing here needs Flower.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,44 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> 
         raise CoterieError(f"the checkpoint {path} could not be written ({_cause(reason)}); {kept}.") from reason
 
 
+def link(path: Path, other: Path) -> None:
+    """Another name for a checkpoint, under which it stays when a newer one takes its place; the same bytes on the disk.
+
+    Where the file system has no such names it is a copy.
+    """
+    fresh = other.with_name(other.name + ".tmp")
+    try:
+        fresh.unlink(missing_ok=True)
+        try:
+            os.link(path, fresh)
+        except OSError:
+            shutil.copyfile(path, fresh)
+            _flush(fresh)
+        os.replace(fresh, other)
+        _flush(other.parent)
+    except OSError as reason:
+        fresh.unlink(missing_ok=True)
+        raise CoterieError(f"the checkpoint {path} could not be kept as {other.name} ({_cause(reason)}).") from reason
+
+
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of a checkpoint."""
+    return _read(path, with_tensors=True)
+
+
+def header(path: Path) -> dict[str, Any]:
+    """The header of a checkpoint; its tensors are not read."""
+    return _read(path, with_tensors=False)[1]
+
+
+def _read(path: Path, with_tensors: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not path.is_file():
         raise CoterieError(f"there is no checkpoint {path}.")
     try:
         with safe_open(path, framework="pt") as file:
             meta = json.loads((file.metadata() or {})["coterie"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            names = file.keys() if with_tensors else ()
+            tensors = {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError, LookupError, ValueError, RecursionError, RuntimeError) as reason:
         raise CoterieError(f"the checkpoint {path} is damaged or not one of coterie's ({_cause(reason)}).") from reason
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:

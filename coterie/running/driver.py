@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from coterie import registry
@@ -14,7 +15,8 @@ from coterie.errors import Interrupted
 from coterie.evaluation.score import Evaluation
 from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import validation_score
-from coterie.running import checkpoint
+from coterie.running import checkpoint, chosen
+from coterie.running.chosen import Keeps, Kept, State
 from coterie.running.confusion import Matrices, without
 from coterie.running.folder import Folder
 from coterie.running.rate import Watch
@@ -56,6 +58,8 @@ class Driver:
         self.kept = simulation if keep else None
         self.again = again
         self.notes: list[dict[str, Any]] = []
+        self._held: dict[int, State] = {}  # the states of chosen rounds, of a run without a folder
+        self._saved: tuple[Any, ...] = ()  # what the last checkpoint was of
 
     def _open(self) -> None:
         """Begin the records, or read those that a checkpoint goes with."""
@@ -98,7 +102,7 @@ class Driver:
             self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
             sum(r["seconds"] for r in self.rounds), simulation.method.printed, simulation.federation.names,
             self.folder.path if self.folder else None, self.kept, _arrivals(simulation.federation),
-            simulation.class_names, self.matrices.held, tuple(self.notes),
+            simulation.class_names, self.matrices.held, tuple(self.notes), self._states(),
         )
         if self.folder is not None:
             found = simulation.models()
@@ -109,6 +113,7 @@ class Driver:
         return result
 
     def _round(self) -> Course[None]:
+        self._keep()
         if self.watch is not None:
             self.watch.begin()
         start = time.perf_counter()
@@ -154,9 +159,36 @@ class Driver:
             yield News(Progress(self.spelling, self.training.seed, self.simulation.rounds_done, self.training.rounds,
                                 self.history[-1], last, note))
 
-    def _save(self) -> None:
+    def _keep(self) -> None:
+        """Keep the state, which is about to change, if it is the best so far on validation data."""
+        t = self.simulation.rounds_done
+        if self.history[-1].round != t or t not in (best := chosen.wanted(self.history, self._keeps())):
+            return
         if self.folder is not None:
-            self.folder.save(*self.simulation.snapshot(copies=False))
+            self._save()
+        else:
+            state = chosen.on_host(self.simulation.snapshot(copies=False))
+            self._held = {**chosen.only(best, self._held), t: state}
+
+    def _keeps(self) -> Keeps:
+        tensors, private = self.simulation.snapshot(copies=False)[0], self.simulation.method.aggregator.private
+        return chosen.keeps(tensors, self.simulation.init.row, private)
+
+    def _states(self) -> Kept:
+        if self.folder is not None:
+            return self.folder.kept()
+        states = {t: partial(_as_it_is, state) for t, state in self._held.items()}
+        return Kept(self.simulation.rounds_done, states, self._keeps())
+
+    def _save(self) -> None:
+        """A checkpoint, unless there is one of just this state and these records."""
+        if self.folder is None:
+            return
+        now = (self.simulation.rounds_done, self.folder.lengths())
+        if now != self._saved:
+            keeps = self._keeps()
+            self.folder.save(*self.simulation.snapshot(copies=False), chosen.wanted(self.history, keeps), keeps)
+            self._saved = now
 
     def _patience_is_over(self) -> bool:
         """No better validation score in the last `patience` evaluations."""
@@ -165,6 +197,10 @@ class Driver:
         scores = [validation_score(e.stages[SERVED]) for e in self.history]
         best = max(range(len(scores)), key=lambda i: (scores[i], -i))
         return len(scores) - 1 - best >= self.training.patience
+
+
+def _as_it_is(state: State) -> State:
+    return state
 
 
 def _arrivals(federation: Federation) -> tuple[int, ...]:

@@ -5,7 +5,8 @@
     metrics.jsonl            one line a round, one an evaluation, one on the models of a few-model method, and notes
     clients.csv              every client's scores at every evaluation
     confusion.jsonl          every client's confusion matrix at the rounds that are reported
-    checkpoint.safetensors   the state after some round
+    checkpoint.safetensors   the state after some round, the last one of a finished run
+    chosen-12.safetensors    the state after round 12, which was chosen on validation data for a stage
     result.json              written when the run is finished
 """
 
@@ -16,14 +17,16 @@ import itertools
 import json
 import os
 import platform
+import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -40,6 +43,7 @@ from coterie.evaluation.stages import SEEN, STAGES
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.registry import respelled
 from coterie.running import checkpoint, confusion
+from coterie.running.chosen import Keeps, Kept, State
 from coterie.running.result import Result
 from coterie.running.targets import constants
 
@@ -81,6 +85,8 @@ class Folder:
 
     def restart(self) -> None:
         """Empty the records: the run was stopped before its first checkpoint."""
+        for path in self._chosen().values():
+            path.unlink()
         for name in RECORDS:
             files.write_text(self.path / name, "")
 
@@ -166,11 +172,50 @@ class Folder:
     def append_confusion(self, stage: str, t: int, counts: confusion.Counts) -> None:
         self._append(confusion.FILE, confusion.line(stage, t, counts))
 
-    def save(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """A checkpoint that also remembers the length of the files, so that resuming cuts what came after it."""
+    def save(
+        self, tensors: dict[str, Tensor], meta: dict[str, Any], keep: Collection[int] = (), keeps: Keeps = "both"
+    ) -> None:
+        """A checkpoint that also remembers the length of the files, so that resuming cuts what came after it.
+
+        Of the earlier ones those of the rounds to `keep` stay, under names of their own: the one that is replaced gets
+        such a name first, and what nobody needs any more goes last. So whenever the run is killed, the state of every
+        round to keep is there, and none is of a later round than the checkpoint. `keeps` says which
+        they are, for whoever finds one missing.
+        """
+        before = int(checkpoint.header(self.checkpoint)["round"]) if self.checkpoint.exists() else None
+        if before is not None and before != meta["round"] and before in keep:
+            checkpoint.link(self.checkpoint, self._chosen_at(before))
+        checkpoint.save(self.checkpoint, tensors, {**meta, "lengths": self.lengths(), "keeps": keeps})
+        for t, path in self._chosen().items():
+            if t not in keep or t == meta["round"]:
+                path.unlink(missing_ok=True)
+
+    def lengths(self) -> dict[str, int]:
+        """How long the records are, in bytes."""
         sizes = {name: self.path / name for name in RECORDS}
-        lengths = {name: path.stat().st_size for name, path in sizes.items() if path.exists()}
-        checkpoint.save(self.checkpoint, tensors, {**meta, "lengths": lengths})
+        return {name: path.stat().st_size for name, path in sizes.items() if path.exists()}
+
+    def _chosen_at(self, t: int) -> Path:
+        return self.path / f"chosen-{t}.safetensors"
+
+    def _chosen(self) -> dict[int, Path]:
+        """The files of chosen rounds by round."""
+        found = {path: re.fullmatch(r"chosen-(\d+)\.safetensors", path.name) for path in self.path.glob("chosen-*")}
+        return {int(name[1]): path for path, name in found.items() if name is not None}
+
+    def kept(self) -> Kept:
+        """The states that models can be made from."""
+        with _reading(self.checkpoint):
+            meta = checkpoint.header(self.checkpoint)
+            last, keeps = int(meta["round"]), meta.get("keeps")
+        states = {t: partial(self._state, path, t) for t, path in {**self._chosen(), last: self.checkpoint}.items()}
+        return Kept(last, states, keeps if keeps in get_args(Keeps) else None)
+
+    def _state(self, path: Path, t: int) -> State:
+        tensors, meta = checkpoint.load(path)
+        if meta.get("round") != t:
+            raise CoterieError(f"{path} holds the state after round {meta.get('round')}, not after round {t}.")
+        return tensors, meta
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The checkpoint; lines that were written after it are cut off, because those rounds will be repeated."""
@@ -211,9 +256,12 @@ class Folder:
                 t: {name: _scores(header, lines, chosen) for name, lines in stages.items()}
                 for t, stages in by_round.items()
             }
-            found = [Evaluation(t, stages) for t, stages in read.items()]
-            if len(found) > 1 and found[-1].stages.keys() != found[0].stages.keys():
+            found = [Evaluation(t, stages) for t, stages in sorted(read.items())]
+            if len(found) > 1 and found[0].stages.keys() - found[-1].stages.keys():
                 found.pop()  # it was being written when the run was killed
+            common = set.intersection(*(set(e.stages) for e in found)) if found else set()
+            if common >= set(SEEN):  # sites that came after training were scored once
+                found = [replace(e, stages={s: v for s, v in e.stages.items() if s in common}) for e in found]
             if any(e.stages.keys() != found[0].stages.keys() or not e.stages.keys() & set(STAGES) for e in found):
                 raise ValueError("evaluations differ in their stages")
             if len({scores.metric for e in found for scores in e.stages.values()}) > 1:

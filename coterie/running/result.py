@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -17,12 +18,13 @@ from coterie.contract.units import answering
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
 from coterie.evaluation.score import Evaluation, Scores
-from coterie.evaluation.stages import SERVED, basis
-from coterie.evaluation.summary import chosen_round
+from coterie.evaluation.stages import ADAPTED, SERVED, basis
+from coterie.evaluation.summary import chosen_round, validated
 from coterie.running import confusion
+from coterie.running.chosen import HandedOut, Kept, State, When
 from coterie.running.confusion import Confusion, Counts
 
-When = Literal["chosen", "last"]
+__all__ = ["InMemory", "Result", "When"]
 
 
 class InMemory(Protocol):
@@ -32,6 +34,11 @@ class InMemory(Protocol):
     layout: Layout
     init: Init
     engine: Engine
+    rounds_done: int
+
+    def after(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Self:
+        """The same clients with another state, e.g. that of an earlier round."""
+        ...
 
     def row(self, client: int, adapted: bool = False) -> Tensor:
         """The row `[D]` that a client uses."""
@@ -56,6 +63,9 @@ class Result:
     matrices: Mapping[tuple[str, int], Counts] = field(default_factory=dict, repr=False, compare=False)
     """Of a run without a folder: the confusion counts by stage and round."""
     notes: tuple[dict[str, Any], ...] = ()  # what the run said of itself while it went on, see `running.rate`
+    kept: Kept | None = field(default=None, repr=False, compare=False)
+    """The states beside the last one, of a run that is in memory."""
+    _views: dict[int, InMemory] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -96,18 +106,41 @@ class Result:
         """What all rounds together have cost in privacy; NaN where the aggregator is not `private`."""
         return float(self.rounds[-1].get("report", {}).get("epsilon", "nan")) if self.rounds else float("nan")
 
-    def model_for(self, client: int | str, adapted: bool = False) -> nn.Module:
-        """The model a client deploys after the last round (`adapted`: after local training), ready for inference.
+    def handed_out(self, stage: str = SERVED, when: When = "chosen") -> HandedOut:
+        """The round whose models `model_for` gives: the one that `at(stage, when)` scored, as long as it is kept."""
+        return self._in_memory()[1].hand_out(self.history, stage, when)
+
+    def _in_memory(self) -> tuple[InMemory, Kept]:
+        if self.simulation is None:
+            raise CoterieError("this result was read from files without its data; resume the run to get its models.")
+        return self.simulation, self.kept or Kept(self.simulation.rounds_done)
+
+    def model_for(self, client: int | str, adapted: bool = False, when: When = "chosen") -> nn.Module:
+        """The model a client deploys (`adapted`: after local training), ready for inference.
+
+        It is the one that the table scored, of the round chosen on validation data, or of the last one.
 
         Where targets were scaled it ends with the map back, so that it answers in their own unit. The models
         of a run share the memory of frozen parameters; `copy.deepcopy` gives one that may be changed.
         """
-        if self.simulation is None:
-            raise CoterieError("this result was read from files without its data; resume the run to get its models.")
-        names = self.simulation.federation.names
+        simulation, kept = self._in_memory()
+        names = simulation.federation.names
         number = names.index(client) if isinstance(client, str) and client in names else client
         if not isinstance(number, int) or not 0 <= number < len(names):
             raise unknown("client", str(client), names)
-        row = self.simulation.row(number, adapted).cpu()
-        module = duplicate(self.simulation.init.module).to(row.dtype)
-        return answering(self.simulation.layout.load(module, row).eval(), self.simulation.federation.unit)
+        taken = kept.hand_out(self.history, ADAPTED if adapted else SERVED, when)
+        if taken.note and validated(self.history, taken.stage):
+            warnings.warn(taken.note, stacklevel=2)
+        row = self._after(taken.round).row(number, adapted).cpu()
+        module = duplicate(simulation.init.module).to(row.dtype)
+        return answering(simulation.layout.load(module, row).eval(), simulation.federation.unit)
+
+    def _after(self, t: int) -> InMemory:
+        """The clients after round t, one of those that are kept."""
+        simulation, kept = self._in_memory()
+        if t == simulation.rounds_done:
+            return simulation
+        if t not in self._views:
+            state: State = kept.states[t]()
+            self._views[t] = simulation.after(*state)
+        return self._views[t]

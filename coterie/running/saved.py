@@ -16,7 +16,8 @@ from coterie.contract.method import Method
 from coterie.contract.net import NAMELESS, PerSample, Task
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
-from coterie.running import checkpoint
+from coterie.evaluation.stages import SERVED
+from coterie.running.chosen import HandedOut, State
 from coterie.running.experiment import EXPERIMENT, Experiment, read_experiment
 from coterie.running.folder import Folder
 from coterie.running.server import Server
@@ -27,7 +28,7 @@ from coterie.running.training import Training
 
 @dataclass(frozen=True)
 class Saved:
-    """One run's method, model and last checkpoint. The clients' data are only read where `federation` is called."""
+    """One run's method, model and states. The clients' data are only read where `federation` is called."""
 
     folder: Folder
     spec: RunSpec  # its model is empty where the run was started from Python and nobody named it
@@ -94,17 +95,21 @@ class Saved:
             )
         return self.spec
 
-    def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and header of the last checkpoint."""
-        return checkpoint.load(self.folder.checkpoint)
+    def handed_out(self, stage: str = SERVED, when: str = "chosen") -> HandedOut:
+        """The round whose state a stage's models are made from: the one that tables report, or the last."""
+        return self.folder.kept().hand_out(self.folder.history(), stage, when)
+
+    def checkpoint(self, stage: str = SERVED, when: str = "chosen") -> State:
+        """Tensors and header of that state."""
+        return self.folder.kept().states[self.handed_out(stage, when).round]()
 
     def server(self, init: Init, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Server:
         """The server as a checkpoint left it, on the device of `init`, without any client."""
         return Server.restored(self.method, init, anywhere(self.spec.training), tensors, meta)
 
-    def report(self) -> dict[str, Any]:
-        """What the server noted in the last recorded round."""
-        rounds = self.folder.rounds()
+    def report(self, t: int) -> dict[str, Any]:
+        """What the server noted in the last of the first t rounds."""
+        rounds = [record for record in self.folder.rounds() if record["round"] < t]
         return dict(rounds[-1].get("report", {})) if rounds else {}
 
     def federation(self) -> Federation:
@@ -113,9 +118,9 @@ class Saved:
             raise CoterieError(f"{self.folder.path} was made in Python and does not know where its data lie.")
         return self.experiment.federation(self.spec)
 
-    def simulation(self) -> Simulation:
-        """The whole run as its checkpoint left it, clients and data included."""
-        tensors, meta = self.checkpoint()
+    def simulation(self, stage: str = SERVED, when: str = "chosen") -> Simulation:
+        """The whole run after the round that is handed out, clients and data included."""
+        tensors, meta = self.checkpoint(stage, when)
         made = Simulation(self.method, self.factory(), self.federation(), anywhere(self.spec.training),
                           self.spec.head, self.loss(), choices=meta["choices"])
         made.restore(tensors, meta)

@@ -203,6 +203,12 @@ class Server:
         """What the header of a checkpoint says of it: the class of the state, and the model's layout."""
         return {STATE: type(self.state).__name__, "layout": self.layout.digest}
 
+    def apart(self) -> Self:
+        """A server with the same state that can be restored to another, which leaves this one as it is."""
+        other = copy.copy(self)
+        other.guard = copy.copy(self.guard)
+        return other
+
     def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; where that does not fit, this server stays as it is."""
         self.check_layout(meta)

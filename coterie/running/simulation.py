@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -434,6 +435,15 @@ class Simulation(Clients):
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as reason:
             raise CoterieError(f"the checkpoint does not fit this run ({type(reason).__name__}: {reason}).") from reason
+
+    def after(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Simulation:
+        """The same clients with the state of a snapshot; this simulation stays as it is, and they share the engine."""
+        other = copy.copy(self)
+        other.server = self.server.apart()
+        other._states = Store(self.population, self.device, self._states.place)
+        other._states.open(self._states.tables)
+        other.restore(tensors, meta)
+        return other
 
     def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         self.server.check_layout(meta)

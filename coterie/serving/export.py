@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from coterie.contract.frozen import duplicate
 from coterie.contract.units import answering
 from coterie.errors import CoterieError, counted, unknown
 from coterie.running import checkpoint
+from coterie.running.chosen import CHOSEN
 from coterie.serving.portable import Portable, write_model
 
 FORMATS = {"safetensors": ".safetensors", "torchscript": ".pt", "torch-export": ".pt2", "onnx": ".onnx"}
@@ -25,12 +26,13 @@ TOLERANCE = 1e-4
 
 
 def export_model(model: Portable, path: Path, form: str) -> str:
-    """Write the file; a line that says where it is and how near its outputs are."""
+    """Write the file; lines that say where it is, how near its outputs are and of which round the model is."""
     apart = write(model, path, form)
     beside = f" and {path.with_suffix('.json')}" if form == "safetensors" else ""
     allowed = f"relative difference at most {apart:.1g}, {TOLERANCE:g} allowed"
     said = f"{path}{beside}: {form}; the same outputs on {counted(len(model.x), 'sample')} ({allowed})"
-    return "\n".join([*(f"Of the run: {text}" for text in model.facts.get("warnings", ())), said + _unit(model, form)])
+    warned = [f"Of the run: {text}" for text in model.facts.get("warnings", ())]
+    return "\n".join([*warned, said + _unit(model, form), *_of_round(model.facts)])
 
 
 def _unit(model: Portable, form: str) -> str:
@@ -41,6 +43,14 @@ def _unit(model: Portable, form: str) -> str:
         return "; it answers in the unit of the target"
     mean, deviation = model.unit.mean, model.unit.deviation
     return f"; its tensors are the module's own: an answer is {mean:.6g} + {deviation:.6g} * output (json: target)"
+
+
+def _of_round(facts: Mapping[str, Any]) -> list[str]:
+    """Of which round a model is; files of earlier versions do not say how it was chosen."""
+    if "when" not in facts:
+        return []
+    how = f"{facts['when']} (stage {facts['stage']})" if facts["when"] == CHOSEN else "the last one"
+    return [f"the model after round {facts['round']}, {how}", *filter(None, [facts.get("note", "")])]
 
 
 def format_of(path: Path, wanted: str | None) -> str:

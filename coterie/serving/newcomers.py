@@ -25,8 +25,10 @@ from coterie.data.partition import Ints, generator
 from coterie.data.splits import deal
 from coterie.errors import CoterieError
 from coterie.evaluation.score import LOSS
+from coterie.evaluation.stages import ADAPTED, SERVED
 from coterie.running import arrival
 from coterie.running.arrival import Arrival
+from coterie.running.chosen import CHOSEN, HandedOut
 from coterie.running.clients import Clients
 from coterie.running.saved import Saved, anywhere
 from coterie.running.training import Training
@@ -60,11 +62,15 @@ class Personalized:
     row: Tensor  # [D]
     clients: Clients  # layout, module and samples
     client: str
-    round: int
+    taken: HandedOut  # the round whose server it came to
     adapted: bool
     estimate: Estimate | None  # none for the fallback
     why: tuple[str, ...]  # sentences
     facts: Mapping[str, Any]  # the same as numbers
+
+    @property
+    def round(self) -> int:
+        return self.taken.round
 
     @property
     def fallback(self) -> bool:
@@ -79,14 +85,17 @@ class Personalized:
 
 def personalize(
     saved: Saved, data: tuple[Tensor, Tensor] | None, name: str = "newcomer", adapt: Adapt = "auto",
-    future: int | None = None, seed: int = 0, group: ArrayLike | None = None,
+    future: int | None = None, seed: int = 0, group: ArrayLike | None = None, when: str = "chosen",
 ) -> Personalized:
     """The newcomer's model by the run's method, with an estimate for `future` further samples (by default n / 3).
+
+    It comes to the server of the round that tables report for its stage, served or adapted, or to that of the last.
 
     Without labels, or with fewer than FEWEST of them, it is the method's fallback, and there is no estimate. Samples of
     one `group [n]` are held out together, as in the run's own split.
     """
-    desk = Desk(saved, seed)
+    desk = Desk(saved, seed, SERVED, when)
+    other = Desk(saved, seed, ADAPTED, when)  # the stages may have chosen different rounds
     n = 0 if data is None else len(data[0])
     if data is None or n < FEWEST:
         return desk.give_fallback(name, n)
@@ -98,23 +107,30 @@ def personalize(
     asked = adapt == "auto"
     inner = [cut(kept, INNER, generator(seed, "inner", k), desk.group) if asked else []
              for k, kept in enumerate([np.arange(n), *(kept for kept, _ in outer)])]
-    scored = iter(desk.score(x, y, [*outer * REPLICAS, *(part for parts in inner for part in parts)], name))
+    folds = [*outer * REPLICAS, *(part for parts in inner for part in parts)]
+    both = desk.score(x, y, folds, name)
+    if other.t != desk.t:
+        trained = [one for _, one in other.score(x, y, folds, name)]
+        both = [(served, one) for (served, _), one in zip(both, trained, strict=True)]
+    scored = iter(both)
     replicas = [[next(scored) for _ in outer] for _ in range(REPLICAS)]
     decided, *inside = [decide([next(scored) for _ in parts], adapt) for parts in inner]
     held = [[folds[k][decision.adapt] for folds in replicas] for k, decision in enumerate(inside)]  # [fold][replica]
     loss = saved.folder.scales()[LOSS.name]
     estimate = estimated(held, future or max(1, round(n / 3)), bool(saved.spec.classes), loss)
-    return desk.give(x, y, name, decided, estimate)
+    return (other if decided.adapt else desk).give(x, y, name, decided, estimate)
 
 
 class Desk:
     """One run's server, ready for newcomers. Folds of one newcomer are computed together, each a client of its own."""
 
-    def __init__(self, saved: Saved, seed: int = 0) -> None:
+    def __init__(self, saved: Saved, seed: int = 0, stage: str = SERVED, when: str = "chosen") -> None:
+        """The server is that of the round that tables report for a stage, or of the last."""
         self.saved, self.seed = saved, seed
         self.factory, self.loss = saved.factory(), saved.loss()
-        self.tensors, self.meta = saved.checkpoint()
-        self.t = int(self.meta["round"])
+        self.taken = saved.handed_out(stage, when)
+        self.tensors, self.meta = saved.checkpoint(stage, when)
+        self.t = self.taken.round
         self.number = saved.arrived(self.t)
         self.group: Ints | None = None  # [n] of the newcomer's samples, where they belong together
 
@@ -187,12 +203,19 @@ class Desk:
         if said := _held_together(self.group, self.saved.grouped):
             why.append(said)
             facts["groups"] = None if self.group is None else int(self.group.max()) + 1
+        why += self._of_round()
         facts["adapt"] = {
             "kept": decided.adapt,
             "served": None if decided.served is None else decided.served.facts(),
             "adapted": None if decided.adapted is None else decided.adapted.facts(),
         }
-        return Personalized(row, clients, name, self.t, decided.adapt, estimate, tuple(why), facts)
+        return Personalized(row, clients, name, self.taken, decided.adapt, estimate, tuple(why), facts)
+
+    def _of_round(self) -> list[str]:
+        """Which round's server it came to."""
+        taken = self.taken
+        how = f"{taken.when} for the stage {taken.stage}" if taken.when == CHOSEN else "the last one"
+        return [f"The server is that after round {taken.round}, {how}.", *filter(None, [taken.note])]
 
     def give_fallback(self, name: str, n: int) -> Personalized:
         """The method's model for somebody of whom nothing is known."""
@@ -204,13 +227,14 @@ class Desk:
         made = Federation.from_splits([samples], classes=spec.classes, names=[name], unit=Unit.of(spec.unit))
         clients = self.clients(made)
         server = saved.server(clients.init, self.tensors, self.meta)
-        row = saved.method.fallback(server.state, clients.init, saved.report())
+        row = saved.method.fallback(server.state, clients.init, saved.report(self.t))
         few = f"{name} has {n} labelled samples, and at least {FEWEST} are needed" if n else f"{name} has no labels"
         why = (
             f"{few}: nothing was chosen or trained for it, and nothing can be said about how good the model is.",
             f"It gets {saved.method.name}'s fallback, which is the same for every such client.",
+            *self._of_round(),
         )
-        return Personalized(row, clients, name, self.t, False, None, why, {"samples": n})
+        return Personalized(row, clients, name, self.taken, False, None, why, {"samples": n})
 
 
 def adapted(cohort: Cohort, rows: Tensor, training: Training) -> Tensor:

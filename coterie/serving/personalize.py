@@ -23,7 +23,8 @@ REPORTS = ("text", "json")
 
 
 def hand_out(
-    saved: Saved, data: str, out: Path, client: str | None, adapt: str, future: int | None, seed: int, report: str
+    saved: Saved, data: str, out: Path, client: str | None, adapt: str, future: int | None, seed: int, report: str,
+    when: str = "chosen",
 ) -> str:
     """What `coterie personalize` does: read, personalize, write the model and its json; the text to print."""
     for what, given, known in (("value of --adapt", adapt, get_args(Adapt)), ("kind of report", report, REPORTS)):
@@ -39,7 +40,7 @@ def hand_out(
         samples, name, group = read(data, client, saved)
     except NoLabels as reason:
         lacking = str(reason)
-    found = personalize(saved, samples, name, adapt, future, seed, group)  # type: ignore[arg-type]
+    found = personalize(saved, samples, name, adapt, future, seed, group, when)  # type: ignore[arg-type]
     found = replace(found, why=(*found.why, lacking)) if lacking else found
     found = replace(found, why=(*(f"Of the run: {text}" for text in warnings_of(saved.folder, (SERVED,))), *found.why))
     facts = described(saved, found)
@@ -54,7 +55,7 @@ def described(saved: Saved, found: Personalized) -> dict[str, Any]:
     job = job_of(saved)
     return {
         "method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()), "client": found.client,
-        "round": found.round, "newcomer": True, "adapted": found.adapted, "fallback": found.fallback,
+        **found.taken.facts, "newcomer": True, "adapted": found.adapted, "fallback": found.fallback,
         "estimate": None if found.estimate is None else _plain(found.estimate),
         "why": list(found.why), "facts": dict(found.facts), "job": job,
     }

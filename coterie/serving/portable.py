@@ -19,6 +19,7 @@ from coterie.errors import CoterieError, counted
 from coterie.evaluation.stages import ADAPTED, SERVED
 from coterie.options import options
 from coterie.running import checkpoint
+from coterie.running.chosen import HandedOut
 from coterie.running.outcome import warnings_of
 from coterie.running.saved import Saved
 from coterie.running.spec import RunSpec
@@ -122,32 +123,36 @@ def job_of(saved: Saved) -> dict[str, Any]:
 # -- one model of a run ------------------------------------------------------------------------------------------------
 
 
-def of_run(saved: Saved, client: str | None, number: int | None, adapted: bool) -> Portable:
-    """A client's model, or the server's of this number."""
+def of_run(
+    saved: Saved, client: str | None, number: int | None, adapted: bool, when: str = "chosen"
+) -> Portable:
+    """A client's model, or the server's of this number, of the round that tables report or of the last one."""
     if (client is None) == (number is None):
         raise CoterieError("name one model: --client NAME for the one a client uses, or --model K for the server's.")
     if client is not None:
-        return of_client(saved, client, adapted)
+        return of_client(saved, client, adapted, when)
     if adapted:
         raise CoterieError("--adapted is for a client's model; the server has no data to train on.")
     assert number is not None
-    return of_server(saved, number)
+    return of_server(saved, number, when)
 
 
-def of_client(saved: Saved, name: str, adapted: bool) -> Portable:
+def of_client(saved: Saved, name: str, adapted: bool, when: str = "chosen") -> Portable:
     """The model that a client of the run uses; reads the run's data again."""
     number = saved.client(name)
-    simulation = saved.simulation()
+    taken = saved.handed_out(ADAPTED if adapted else SERVED, when)
+    simulation = saved.simulation(taken.stage, when)
     row = simulation.row(number, adapted).cpu()
     split = "test" if simulation.federation.sizes("test")[number] else "train"
     x = simulation.federation.client(number, split)[0][:SAMPLES].cpu()
-    facts = {"client": name, "adapted": adapted, "newcomer": number >= saved.population}
-    return _portable(saved, row, x, simulation.rounds_done, facts)
+    facts = {"client": name, "adapted": adapted, "newcomer": number >= simulation.arrived}
+    return _portable(saved, row, x, taken, facts)
 
 
-def of_server(saved: Saved, number: int) -> Portable:
+def of_server(saved: Saved, number: int, when: str = "chosen") -> Portable:
     """The server's model of this number."""
-    tensors, meta = saved.checkpoint()
+    taken = saved.handed_out(SERVED, when)
+    tensors, meta = saved.checkpoint(SERVED, when)
     server = saved.server(saved.init(), tensors, meta)
     rows = saved.method.whole(server.state, server.layout)
     if rows is None:
@@ -155,17 +160,17 @@ def of_server(saved: Saved, number: int) -> Portable:
     if not 0 <= number < len(rows):
         kept = counted(len(rows), "model")
         raise CoterieError(f"the server keeps {kept}, numbered from 0; there is no model {number}.")
-    return _portable(saved, rows[number], None, int(meta["round"]), {"server_model": number})
+    return _portable(saved, rows[number], None, taken, {"server_model": number})
 
 
-def _portable(saved: Saved, row: Tensor, x: Tensor | None, t: int, facts: Mapping[str, Any]) -> Portable:
+def _portable(saved: Saved, row: Tensor, x: Tensor | None, taken: HandedOut, facts: Mapping[str, Any]) -> Portable:
     init = saved.init()
     if x is None:
         x = saved.spec.random_samples(SAMPLES, row.dtype, init.module)
     elif x.is_floating_point():
         x = x.to(row.dtype)
     job = job_of(saved)
-    known = {"method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()), "round": t,
-             "warnings": warnings_of(saved.folder, (ADAPTED if facts.get("adapted") else SERVED,))}
-    whole = {**known, **facts, "job": job}
+    known = {"method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()),
+             "warnings": warnings_of(saved.folder, (taken.stage,))}
+    whole = {**known, **taken.facts, **facts, "job": job}
     return Portable(row, init.layout, init.module, saved.spec.classes, whole, x, Unit.of(saved.spec.unit))

@@ -59,7 +59,7 @@ def test_a_newcomer_gets_what_the_evaluator_gives_an_unseen_client(trained, meth
     The simulation has all clients at hand, the newcomer's desk only what the run's folder holds.
     """
     saved, sim = trained(method)
-    desk = Desk(saved)
+    desk = Desk(saved, when="last")  # where the simulation is
     clients = desk.clients(alone(sim, sim.federation, 4))
     came, cohort = desk.arrive(clients)
     torch.testing.assert_close(came.rows[0], sim.row(4), rtol=1e-12, atol=1e-12)
@@ -83,7 +83,7 @@ def test_personalize_gives_a_model_and_an_estimate(trained, method):
 def test_without_labels_there_is_a_fallback(trained, method):
     """Where the method's rule looks at no data, the fallback is what the rule gives."""
     saved, sim = trained(method)
-    found = personalize(saved, None)
+    found = personalize(saved, None, when="last")
     assert found.fallback
     assert found.row.shape == (sim.layout.size,)
     assert torch.isfinite(found.row).all()

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from coterie import cli
+from coterie.running.folder import Folder
 
 HERE = Path(__file__).parent / "old_runs"
 STOPPED = sorted(path.name for path in (HERE / "stopped").iterdir())
@@ -117,3 +118,22 @@ def test_labels_and_targets_are_what_they_were(old, coterie):
         coterie("resume", run)
         assert json.loads((run / "result.json").read_text())["rounds"] == 4
     assert {len(t) for t in load_file(old / "grades.safetensors").values()} == {4}
+
+
+def test_they_kept_the_last_round_alone_which_is_handed_out_with_a_word(old, coterie):
+    """The table reports the round chosen on validation data; where that is not the last, its state is gone."""
+    said = []
+    for place in sorted(path.parent for path in (old / "sites").glob("*/seed*/checkpoint.safetensors")):
+        run = Folder(place)
+        best, last = run.result().round_of("served"), run.kept().last
+        told = coterie("export", place, "--client", run.config()["clients"][0], "-o", old / "model.safetensors")
+        facts = json.loads((old / "model.json").read_text())
+        assert facts["round"] == last
+        if best != last:
+            said.append(best)
+            note = f"Round {best} was chosen on validation data, but an earlier version of coterie kept the state of"
+            assert note in told
+            assert note in facts["note"]
+            assert facts["when"] == "last"
+            assert note in " ".join(coterie("show", place).split())
+    assert said, "in one of the old runs the chosen round is not the last"

@@ -185,8 +185,9 @@ def test_a_site_predicts_with_its_model(trained, files, tmp_path):
 def test_a_site_writes_down_what_left_it(trained, tmp_path):
     (path,) = (tmp_path / "oslo").glob("*/sent.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["kind"] for line in lines] == ["introduce", "round", "round", "round"]
-    assert [line["tensors"] for line in lines] == [{}, *[{"update": "float32 [1, 25]"}] * 2, {}]
+    assert [line["kind"] for line in lines] == ["introduce", "round", "round", "round", "round"]
+    assert [line["tensors"] for line in lines] == [{}, *[{"update": "float32 [1, 25]"}] * 2, {}, {}]
+    assert ["scores" in line for line in lines[3:]] == [True, False]  # the last round's; the chosen model tells nothing
     assert lines[1]["n"] == 41
 
 

@@ -189,6 +189,8 @@ def test_rows_are_those_of_the_stacked_engine(ran, together, method):
         for key, t in sim.own.tensors().items():
             torch.testing.assert_close(held[f"after.{key}"], t[i : i + 1], rtol=1e-5, atol=1e-5)
         model, _ = checkpoint.load(home / "model.safetensors")
-        for key, t in sim.layout.views(sim.row(i)).items():
+        facts = json.loads((home / "model.json").read_text())
+        used = toy.stacked(together, job, facts["round"])  # the round chosen on validation data
+        for key, t in used.layout.views(used.row(i)).items():
             torch.testing.assert_close(model[key], t, rtol=1e-5, atol=1e-5)
-        assert json.loads((home / "model.json").read_text())["layout"]["digest"] == sim.layout.digest
+        assert facts["layout"]["digest"] == sim.layout.digest

@@ -433,10 +433,11 @@ def test_late_and_absent_sites_get_their_models_when_they_come(tmp_path):
     later = Line(everybody)
     (rounds,), _ = toy.run(data, [one], tmp_path, later, folder=tmp_path / "server", linger=0.05)
     asked = [(name, t.meta["kind"], t.meta["number"], bool(t.meta.get("newcomer"))) for name, (t,), _ in later.log]
-    assert asked == [("oslo", "round", 2, False), ("zurich", "introduce", 4, False), ("zurich", "round", 4, True)]
+    again = [("oslo", "round", 2, False)] * 2  # the last round is scored, then the chosen one deployed
+    assert asked == [*again, ("zurich", "introduce", 4, False), ("zurich", "round", 4, True)]
     assert rounds.served == set(names)
     facts = json.loads((tmp_path / "zurich" / "ifca" / "model.json").read_text())
-    sim = toy.stacked(data, one)
+    sim = toy.stacked(data, one, facts["round"])
     assert facts["newcomer"]
     expected = sim.evaluate().stages["unseen_served"].test["accuracy"][0]
     assert facts["scores"]["served"]["test"]["accuracy"] == pytest.approx(expected)
@@ -456,7 +457,7 @@ def test_many_experiments_travel_in_one_message(tmp_path):
     data = toy.federation()
     jobs = [toy.job(data, method) for method in ("fedavg", "ditto", "ifca:models=2")]
     many, line = toy.run(data, jobs, tmp_path / "many")
-    assert line.messages == 4 * 5
+    assert line.messages == 4 * 6  # introductions, three rounds, the last round's scores, the chosen round's models
     for job, rounds in zip(jobs, many, strict=True):
         (alone,), _ = toy.run(data, [job], tmp_path / "alone")
         for name, t in alone.server.state.tensors().items():

@@ -97,7 +97,7 @@ def test_the_apps_do_what_sites_in_this_process_do(configs, tmp_path):
     for one, other in zip(through_grid, plain, strict=True):
         assert one.numbers == {"berlin": 0, "lyon": 1, "oslo": 2, "turin": 3}
         assert torch.equal(one.server.state.row, other.server.state.row)
-    assert line.messages == 4 + 4 * 5  # who is there; introductions, three rounds, the end
+    assert line.messages == 4 + 4 * 6  # who is there; introductions, three rounds, the end and the chosen models
 
 
 def test_errors_of_flower_are_causes(configs):

@@ -56,7 +56,7 @@ def test_the_matrices_of_the_last_round_are_those_of_the_clients_models(animals,
         assert (found.classes, found.round) == (("cat", "dog", "owl"), 7)
         for client in range(5):
             x, y = animals.client(client, "test")
-            module = result.model_for(client, adapted=stage == "adapted")
+            module = result.model_for(client, adapted=stage == "adapted", when="last")
             expected = confusion_matrix(y, module(x).argmax(1), labels=range(3)) if len(y) else np.zeros((3, 3))
             np.testing.assert_array_equal(found.counts[client], expected)
 

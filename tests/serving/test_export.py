@@ -150,7 +150,7 @@ def test_the_servers_models(tmp_path):
     result = coterie.run("ifca:models=2", model("linear", (4,), 3), data, folder=tmp_path / "r", rounds=1, device="cpu")
     saved = Saved.open(tmp_path / "r", "linear")
     for k in range(2):
-        assert torch.equal(portable.of_run(saved, None, k, False).row, result.simulation.server.state.rows[k])
+        assert torch.equal(portable.of_run(saved, None, k, False, "last").row, result.simulation.server.state.rows[k])
     with pytest.raises(CoterieError, match="keeps 2 model"):
         portable.of_run(saved, None, 2, False)
 
