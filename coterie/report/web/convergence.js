@@ -126,7 +126,8 @@ function convergence() {
         );
       }
       area.append(group);
-      if (coloured(m) && end === points.length - 1) ends.push({ m, y: Math.min(bottom, Math.max(12, points[end][1])) });
+      const [far, near] = points[end];
+      if (coloured(m) && far > right - 2) ends.push({ m, y: Math.min(bottom, Math.max(12, near)) });
     }
     if (named) endNames(svg, ends, right, 14, bottom - 2);
     const focus = methodOf(state.method);
