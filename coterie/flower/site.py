@@ -4,6 +4,7 @@
     <home>/<experiment>/state.safetensors     the client's own state, before and after the last round it trained in
     <home>/<experiment>/model.safetensors     the model the site uses, tensor by tensor, once the server sent for it
     <home>/<experiment>/model.json            method, scores and layout of that model
+    <home>/<experiment>/introduced.json       when it introduced itself, and the training steps that took
     <home>/<experiment>/sent.jsonl            everything that left the site: numbers in full, of tensors name and shape
 
 The server says which round of this site it merged last. What was trained and not merged is taken back, so that server
@@ -187,7 +188,9 @@ class _Enrolment:
         )
         t = int(meta["round"])
         if kind == "introduce":
-            introduction = introduce(self.method, self.clients.at(t, ALONE), record)
+            cohort = self.clients.at(t, ALONE)
+            introduction = introduce(self.method, cohort, record)
+            write_json(self._introduced, {"round": t, "steps": int(cohort.spent[0])})  # another process may score
             return wire.answer(meta, self.site.name, introduction.tensors())
         if kind == "round":
             return self._round(meta, record, t)
@@ -203,11 +206,13 @@ class _Enrolment:
         if newcomer and "local" in do:
             raise CoterieError("a site that came after training had begun does not train.")
         cohort = self.clients.at(t, ALONE)
+        if newcomer and self._introduced.exists():  # a newcomer's steps count from its introduction
+            cohort.spent = cohort.spent + int(read_json(self._introduced)["steps"])
         own = self._joined(cohort, payload) if newcomer else self._current(int(meta["merged"]), cohort, payload)
         received = payload if own.buffers is None else self.clients.receive(payload, own.buffers)
         facts: dict[str, Any] = {}
         if "score" in do or "deploy" in do:
-            cohort = cohort if newcomer else self.clients.at(t, ALONE)  # a newcomer's steps count from its arrival
+            cohort = cohort if newcomer else self.clients.at(t, ALONE)
             row = deploy(self.method, cohort, received, self._record(own))
             found = score_rows(cohort, row)
             scores = self._scores(found)
@@ -241,6 +246,11 @@ class _Enrolment:
         return told(found, int(sizes("test")[0]), bool(sizes("val")[0]), self.sums)
 
     # -- the client's own state ------------------------------------------------------------------------------------
+
+    @property
+    def _introduced(self) -> Path:
+        """The round in which the site introduced itself, and the steps that took."""
+        return self.folder / "introduced.json"
 
     @property
     def _path(self) -> Path:
