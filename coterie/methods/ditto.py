@@ -21,7 +21,7 @@ class Ditto(FedAvg):
     """
 
     lam: float = 1.0
-    """How strongly the personal model is held near the shared one."""
+    """How strongly the personal model is held near the shared one; the paper tunes it between 0.01 and 2."""
     personal_epochs: int | None = None
     """Local epochs of the personal model a round; none takes the run's."""
     personal_lr: float | None = None
