@@ -1,4 +1,4 @@
-"""ConFREE: a direction that hurts no client, near a guidance vector freed of conflicts."""
+"""ConFREE: the direction that serves the worst client best, near a guidance vector with less conflict."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class ConFREE(Aggregator):
     The guidance g = 1/N sum_i [u_i - sum_{j: <u_i, u_j> < 0} <u_i, u_j> / |u_j|^2 u_j] is the mean of the updates, each
     without its components against another client's. With u_w = sum_j w_j u_j the dual is min over the simplex of
     <g, u_w> + c |g| |u_w|, and d = g + c |g| u_w / |u_w|; where u_w = 0 every d is as good for the worst client, and
-    d = g.
+    d = g. It reduces conflict and promises no more: <d, u_j> < 0 occurs, when no d so near g serves everybody.
     """
 
     c: BelowOne = 0.5
-    """How far d may be from g, as a fraction of |g|."""
+    """How far d may be from g, as a fraction of |g|; neither paper nor program states a value."""
     scope: Literal["global", "per_layer", "per_tensor"] = "global"
     """One problem for the whole model, or one for each layer or tensor."""
     projection: Literal["simultaneous", "sequential_raw", "none"] = "simultaneous"
@@ -45,8 +45,9 @@ class ConFREE(Aggregator):
     weighted: bool = False
     """Whether the clients' weights stand in place of 1/N; else all clients count alike."""
 
-    protects = "clients whose updates point against the majority's"
-    cite = "ConFREE: conflict-free client update aggregation for personalized federated learning, AAAI 2025"
+    protects = "clients whose updates point against the majority's, as far as that goes: some may still lose"
+    cite = "Zheng, Hu, Yang, Zheng, Xu, Wang, ConFREE: conflict-free client update aggregation for personalized " \
+        "federated learning, AAAI 2025"
     presets = ("official",)
 
     @classmethod

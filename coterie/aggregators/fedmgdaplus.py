@@ -22,7 +22,8 @@ class FedMGDAPlus(Aggregator):
     """
 
     epsilon: Share = 0.1
-    """How far l may be from the clients' weights w: 0 is the mean of normalised updates, 1 is MGDA of them."""
+    """How far l may be from the clients' weights w: 0 is the mean of normalised updates, 1 is MGDA of them; the paper
+    tunes it over 0, 0.05, 0.1, 0.5 and 1."""
     rescale: Literal["mean_norm", "median_norm", "none"] = "mean_norm"
     """The length r: the mean or median norm of the updates, or 1 with `none` as in easyFL, which keeps taking steps of
     that length however small the updates have become."""

@@ -18,7 +18,7 @@ _EVEN = 1e-6  # float32 weights sum to 1/2 up to this
 class Median(Aggregator):
     """In each coordinate the value with half of the weight on either side; the middle of two where both halve it.
 
-    A number that is not finite is larger than all others.
+    -inf is below all numbers, +inf above them, and what is not a number (NaN) above both.
     """
 
     weighted: bool = True

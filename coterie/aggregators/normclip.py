@@ -21,7 +21,7 @@ class NormClip(Aggregator):
     """
 
     bound: Positive | None = None
-    """The bound b; by default the median of the round's norms."""
+    """The bound b; by default the median of the round's norms, which fits any model, where the paper fixes a number."""
 
     robust = True
     protects = "the model, from updates that are right or wrong but long"

@@ -20,8 +20,8 @@ class TrimmedMean(Aggregator):
     """In each coordinate the weighted mean without the smallest and the largest values, `trim` of the weight each.
 
     With equal weights and trim * N whole that leaves out trim * N values at either end; else the last value cut
-    keeps a part of its weight. A number that is not finite is larger than all others. Refused where not even one of
-    equally weighted clients would be cut.
+    keeps a part of its weight. -inf is below all numbers, +inf above them, and what is not a number (NaN) above both.
+    Refused where not even one of equally weighted clients would be cut.
     """
 
     trim: Annotated[float, Range(above=0, below=0.5)] = 0.2

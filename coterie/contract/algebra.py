@@ -112,6 +112,20 @@ def bipartition(similarity: Tensor) -> tuple[Tensor, float]:
     return second, float(across.max()) if across.numel() else 1.0
 
 
+def told_apart(products: Tensor, right: Tensor) -> float:
+    """The share of the spread of m vectors about their mean that the means of two halves explain.
+
+    `products [m, m]` are their inner products, `right [m]` is the second half.
+    """
+
+    def spread(some: Tensor) -> Tensor:
+        within = products[some][:, some]
+        return within.diagonal().sum() - within.mean(0).sum()
+
+    whole = spread(torch.ones_like(right))
+    return float(1 - (spread(right) + spread(~right)) / whole) if whole > 0 else 0.0
+
+
 def agglomerate(apart: Tensor, how: str, height: float | None = None, least: float = 1e-3) -> Tensor:
     """Distances `[m, m]` -> clusters 0, 1, ... `[m]`: merges (by the linkage `how`) up to a `height`.
 

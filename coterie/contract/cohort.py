@@ -128,6 +128,7 @@ class Members:
     run: IntArray | None = None  # [C] which of the runs each belongs to; None for one run
     pace: FloatArray | None = None  # [C] fraction of the steps a straggler manages
     frozen_buffers: bool = False
+    own_buffers: bool = False  # clients keep their running statistics, and nobody sends any
     scored: Scored = field(default_factory=Scored)
 
     @property
@@ -148,7 +149,7 @@ class Members:
     def alike(self) -> Hashable:
         """Members with the same value here, on one engine, can be computed together."""
         # in round 0 methods may do what they do never again
-        return self.local, self.frozen_buffers, self.pace is None, self.round == 0, self.scored
+        return self.local, self.frozen_buffers, self.own_buffers, self.pace is None, self.round == 0, self.scored
 
     def fresh(self) -> Tensor:
         """The initial row of each client `[C, D]`."""
@@ -355,12 +356,15 @@ class Cohort:
         return sums[""] if set(sums) == {""} else sums
 
     def grad(
-        self, rows: Tensor, given: GivenLike = None, objective: Objective | None = None, split: Split = "train"
+        self, rows: Tensor, given: GivenLike = None, objective: Objective | None = None, split: Split = "train",
+        counted: bool = False,
     ) -> Tensor:
         """The gradient of the mean objective over a whole split, `[C, (K,) D]`; dropout and augmentation are off.
 
-        The objective is what is trained, class weights and smoothed labels included.
+        The objective is what is trained, class weights and smoothed labels included. Where the method makes a step of
+        it that fits something to the client, it is to be `counted` as one.
         """
+        self.spent = self.spent + int(counted)
         summed = _Gradient(objective)
         total = self.engine.total(self.members.places, summed, rows, _tensors(given), split)[""]
         count = torch.from_numpy(self.engine.sizes(self.members.places, split)).to(rows.device, rows.dtype)
@@ -402,7 +406,8 @@ class Cohort:
         still = effort.epochs == 0 if effort.steps is None else effort.steps == 0
         if still or not any(entry.trainable for entry in self.layout.within(part)):
             return rows.clone(), self.loss(rows) if watch else rows.new_zeros(rows.shape[:-1])
-        self.spent = self.spent + self.engine.steps(self.members.places, effort)
+        models = rows.shape[1] if rows.ndim == 3 else 1
+        self.spent = self.spent + models * self.engine.steps(self.members.places, effort)
         local = self.members.local
         chosen = local.lr if lr is None else lr
         bounds = [bound for bound in (clip, local.clip) if bound is not None]
@@ -420,7 +425,7 @@ class Cohort:
     def loop(
         self, step: Step, state: S, given: GivenLike = None, *, epochs: int | None = None, steps: int | None = None,
         lr: float | None = None, streams: int = 1, fraction: float = 1.0,
-        until: Until | None = None, purpose: str = "train",
+        until: Until | None = None, purpose: str = "train", counted: bool = True,
     ) -> S:
         """A method's own inner step on every batch: `state <- step(net, state, batch, given)`, written for one client.
 
@@ -429,20 +434,40 @@ class Cohort:
         samples; `until(state) -> [C]` is asked after each pass which clients are done. `given.lr` is the learning
         rate. A state named `row` is the model whose running statistics a client keeps under the policy of local
         buffers. What a method's own step does is no optimizer's to say: as plain training (`purpose`) it is refused
-        unless the run's steps are plain.
+        unless the run's steps are plain. Where a step only draws or looks, they are not to be `counted` as training.
         """
         if purpose == "train" and not self.members.local.plain:
             raise CoterieError("inner steps of a method's own are plain ones; set optimizer=sgd and clip=none.")
         effort = self.effort(epochs, steps, purpose, fraction=fraction, streams=streams)
         chosen, begun = self.members.local.lr if lr is None else lr, _tensors(state)
         out, taken = self.engine.loop(self.members.places, step, begun, _tensors(given), effort, chosen, until)
-        self.spent = self.spent + taken
+        self.spent = self.spent + taken if counted else self.spent
         if self.members.frozen_buffers:
             rows = [name for name, t in begun.items() if t.ndim > 1 and t.shape[-1] == self.layout.size]
             out |= {n: self.layout.put(out[n], "buffers", self.layout.cut(begun[n], "buffers")) for n in rows}
         if purpose == "train" and "row" in out and out["row"].shape[-1] == self.layout.size:
             self.left = out["row"]
         return type(state).of(out) if isinstance(state, Record) else out  # type: ignore[return-value]
+
+    def settled(self, rows: Tensor) -> Tensor:
+        """Rows `[C, (K,) D]` in which batch normalisation that has seen no batch has statistics of the clients' own.
+
+        They are the mean (weighted as training weighs batches) of the statistics of the batches in one pass over a
+        client's training samples; nothing else changes, and it is no training. A row that has seen batches stays as it
+        is, as does one whose client has a single sample.
+        """
+        columns, counters = self.layout.normalisation(rows.device)
+        if not len(counters) or bool((rows[..., counters] > 0).all()):
+            return rows
+        if rows.ndim == 3:
+            return torch.stack([self.settled(row) for row in rows.unbind(1)], 1)
+        # A pass takes statistics from b to a b + c: passes from 0 and from 1 tell a and c, and c / (1 - a) is theirs.
+        from_0, from_1 = (rows.index_fill(1, columns, start).index_fill(1, counters, 0) for start in (0, 1))
+        end = self.loop(_pass, {"from_0": from_0, "from_1": from_1}, epochs=1, purpose="statistics", counted=False)
+        seen, left = end["from_0"][:, columns], 1 - (end["from_1"] - end["from_0"])[:, columns]
+        found = torch.where(left > 1e-6, seen / left, rows[:, columns])
+        settled = rows.index_copy(1, columns, found).index_copy(1, counters, end["from_0"][:, counters])
+        return torch.where((rows[:, counters] > 0).all(1, keepdim=True), rows, settled)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -473,6 +498,13 @@ class Cohort:
 
 def _tensors(given: GivenLike) -> dict[str, Tensor]:
     return {} if given is None else given.tensors() if isinstance(given, Record) else dict(given)
+
+
+def _pass(net: Net, state: Given, batch: Batch, given: Given) -> dict[str, Tensor]:
+    """A forward pass in training moves the running statistics of each row, and nothing else."""
+    for row in (state.from_0, state.from_1):
+        net.grad(row, batch)
+    return {"from_0": state.from_0, "from_1": state.from_1}
 
 
 @dataclass(frozen=True)

@@ -239,6 +239,15 @@ class Layout:
             start += entry.size
         return Layout(tuple(entries))
 
+    def normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The columns of the running statistics of batch normalisation, and of its counters of batches."""
+        def columns(kind: Kind) -> Tensor:
+            entries = [entry for entry in self.entries if entry.batchnorm and entry.kind == kind]
+            found = [torch.arange(entry.start, entry.stop, device=device) for entry in entries]
+            return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64, device=device)
+
+        return columns("statistic"), columns("counter")
+
     def cut(self, rows: Tensor, part: str) -> Tensor:
         """`[..., D] -> [..., d]`: the columns of a part."""
         columns = self.columns(part)

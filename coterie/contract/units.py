@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -71,7 +72,7 @@ class InUnit(Tally):
 
 @dataclass(frozen=True)
 class Cost(Tally):
-    """The sum of a loss, and of the samples it was taken on."""
+    """The sum of a loss, and of the samples it was taken on; a loss that is no number is infinite."""
 
     function: Callable[[Tensor, Tensor], Tensor]
 
@@ -80,5 +81,5 @@ class Cost(Tally):
         return "loss in its unit"  # no metric is called so: their names are those of classes
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        each = torch.where(weight > 0, self.function(outputs, y) * weight, 0.0)
-        return {"cost": each.sum(), "samples": weight.sum()}
+        each = self.function(outputs, y).nan_to_num(math.inf, math.inf, -math.inf)
+        return {"cost": torch.where(weight > 0, each * weight, 0.0).sum(), "samples": weight.sum()}

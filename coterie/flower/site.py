@@ -6,6 +6,7 @@
     <home>/<experiment>/model.safetensors     the model the site uses, tensor by tensor, once the server sent for it
     <home>/<experiment>/model.json            method, round, scores and layout of that model
     <home>/<experiment>/last.*                the same of the last round, where another one was chosen
+    <home>/<experiment>/introduced.json       when it introduced itself, and the training steps that took
     <home>/<experiment>/sent.jsonl            everything that left the site: numbers in full, of tensors name and shape
 
 The server says which round of this site it merged last. What was trained and not merged is taken back, so that server
@@ -210,7 +211,9 @@ class _Enrolment:
         )
         t = int(meta["round"])
         if kind == "introduce":
-            introduction = introduce(self.method, self.clients.at(t, ALONE), record)
+            cohort = self.clients.at(t, ALONE)
+            introduction = introduce(self.method, cohort, record)
+            write_json(self._introduced, {"round": t, "steps": int(cohort.spent[0])})  # another process may score
             return wire.answer(meta, self.site.name, introduction.tensors())
         if kind == "round":
             return self._round(meta, record, t)
@@ -226,6 +229,8 @@ class _Enrolment:
         if newcomer and "local" in do:
             raise CoterieError("a site that came after training had begun does not train.")
         cohort = self.clients.at(t, ALONE)
+        if newcomer and self._introduced.exists():  # a newcomer's steps count from its introduction
+            cohort.spent = cohort.spent + int(read_json(self._introduced)["steps"])
         best = meta.get("best")  # servers of earlier versions do not say
         deploys_chosen = do == ["deploy"] and best == t
         if newcomer:
@@ -239,7 +244,7 @@ class _Enrolment:
         received = payload if own.buffers is None else self.clients.receive(payload, own.buffers)
         facts: dict[str, Any] = {}
         if "score" in do or "deploy" in do:
-            cohort = cohort if newcomer else self.clients.at(t, ALONE)  # a newcomer's steps count from its arrival
+            cohort = cohort if newcomer else self.clients.at(t, ALONE)
             row = deploy(self.method, cohort, received, self._record(own))
             found = score_rows(cohort, row)
             scores = self._scores(found)
@@ -273,6 +278,11 @@ class _Enrolment:
         return told(found, int(sizes("test")[0]), bool(sizes("val")[0]), self.sums)
 
     # -- the client's own state ------------------------------------------------------------------------------------
+
+    @property
+    def _introduced(self) -> Path:
+        """The round in which the site introduced itself, and the steps that took."""
+        return self.folder / "introduced.json"
 
     @property
     def _path(self) -> Path:

@@ -37,9 +37,10 @@ class APFL(FedAvg):
     """
 
     alpha: Share = 0.5
-    """Share of the own model in the mixture, at the start."""
+    """Share of the own model in the mixture, at the start, or always with adaptive=false; the paper takes 0.25, 0.5 and
+    0.75."""
     adaptive: bool = True
-    """Whether the share is learned, once a round."""
+    """Whether the share is learned: once a round on all training samples, or with form=pfllib at every batch."""
     alpha_lr: NonNegative | None = None
     """Step size of the share; none takes the run's learning rate."""
     rho: NonNegative = 0.0

@@ -53,32 +53,34 @@ class CwFedAvg(Method):
     """G_j = sum_i q_ij theta_i with q_ij = p_i pi_ij / sum_l p_l pi_lj; client i starts from sum_j pi_ij G_j.
 
     `layers` are what is averaged class by class: the `output` layer (the rest is FedAvg's) or `all`. The
-    `distribution` pi is the `true` one of the training labels, which a client tells once, or the `approx`imation pi~
-    by the norms of the output layer's rows in its last upload. Clients minimise CE + lam |pi_i - pi~(theta)|_2 with
-    their true pi_i, so that the norms follow the labels; `half_lambda` halves lam, as the released program does. A
-    class that no participant holds keeps its model.
+    `distribution` pi is the `approx`imation pi~ by the norms of the output layer's rows in a client's last upload, as
+    in paper and released program, so that no label count leaves a client; or the `true` one of the training labels,
+    which it tells the server once. Clients minimise CE + lam |pi_i - pi~(theta)|_2 with their true pi_i, so that the
+    norms follow the labels: without it, or with too little of it for many classes, `approx` is near FedAvg.
+    `half_lambda` halves lam, as the released program does. A class that no participant holds keeps its model.
     """
 
     layers: Literal["output", "all"] = "output"
     """What is averaged class by class; the rest is averaged as by FedAvg."""
-    distribution: Literal["true", "approx"] = "true"
-    """Label shares: the true ones, which a client tells once, or read off the norms of its output layer."""
+    distribution: Literal["true", "approx"] = "approx"
+    """Label shares: estimated by the norms of a client's output layer, or the true ones: label counts are then sent."""
     lam: NonNegative = 10.0
-    """Strength of the term that makes these norms follow the labels."""
+    """Strength of the term that makes these norms follow the labels; the paper takes 10 for ten classes, 1000 for
+    CIFAR-100 and 2000 for TinyImageNet."""
     half_lambda: bool = False
     """Whether lam is halved, as the released program does."""
 
     family = "personalized aggregation"
     shared = "a model per class"
-    newcomer = "the mixture of its label distribution"
-    cite = "cwFedAvg: class-wise federated averaging with weight distribution regularisation"
+    newcomer = "the mixture of its label distribution, estimated by training FedAvg's model unless distribution=true"
+    cite = "Lee, Choi, Class-wise federated averaging for efficient personalization, ICCV 2025"
     soft = True
     unprotected = "the label shares that clients tell on arrival, with distribution=true, and that make their weights"
     presets = ("official",)
 
     @classmethod
     def official(cls) -> CwFedAvg:
-        """The released program: half of lam, no validation split; its table printed `served`."""
+        """The released program: estimated label shares, half of lam, no validation split."""
         return cls(half_lambda=True, validation=False, printed="served")
 
     @property

@@ -53,7 +53,7 @@ class FedALA(FedAvg):
     settled: NonNegative = 0.1
     """W has settled once the losses of the last ten passes spread by less than this."""
     passes: Count = 100
-    """Most passes the first time, when W is fitted until it has settled."""
+    """Most passes the first time, when W is fitted until it has settled; the paper sets no limit."""
 
     family = "personalized aggregation"
     keeps = "its model and W"

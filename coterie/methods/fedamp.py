@@ -10,10 +10,12 @@ from torch import Tensor
 
 from coterie.contract.algebra import between, cosines
 from coterie.contract.cohort import Cohort, Init
+from coterie.contract.layout import Layout
 from coterie.contract.method import Uploads, enrol
 from coterie.contract.net import Given
 from coterie.contract.records import Each, Model, Models, Record, Upload
 from coterie.contract.shapes import Personal
+from coterie.errors import CoterieError
 from coterie.options import NonNegative, Positive, Share
 
 
@@ -27,16 +29,19 @@ class Cloud(Models):
 def attention(rows: Tensor, alpha: float | None, sigma: float | None) -> Tensor:
     """`[M, d] -> xi [M, M]` in float64: xi_ij = alpha A'(|w_i - w_j|^2) with A(x) = 1 - exp(-x / sigma), rows sum to 1.
 
-    By default sigma is the median squared distance and alpha = sigma / M: equal models are averaged evenly.
+    By default sigma is the median squared distance and alpha = sigma / M: equal models are averaged evenly. With an
+    alpha and a median of 0, while most models are the initial one, there is no scale, and xi is the identity. No xi_ii
+    is negative: others that weigh more than 1 together are divided by their sum.
     """
     clients = len(rows)
     apart = between(rows, rows).square()
     pairs = apart[tuple(torch.triu_indices(clients, clients, 1))]
     scale = (pairs.median() if clients > 1 else pairs.sum()) if sigma is None else pairs.new_tensor(sigma)
     near = torch.exp(-apart / scale.clamp(min=1e-300))  # 1 between equal models, even where all are equal
-    xi = near / clients if alpha is None else alpha * near / scale.clamp(min=1e-300)
+    xi = near / clients if alpha is None else torch.where(scale > 0, alpha * near / scale, 0)
     xi = xi.fill_diagonal_(0)
-    return xi + torch.diag(1 - xi.sum(1))
+    xi = xi / xi.sum(1, keepdim=True).clamp(min=1)
+    return xi + torch.diag((1 - xi.sum(1)).clamp(min=0))
 
 
 def cosine_attention(rows: Tensor, own: float, sigma: float | None) -> Tensor:
@@ -59,17 +64,21 @@ class FedAMP(Personal):
 
     xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma for j != i, and xi_ii is what is left of 1. Distances grow with
     the size of a model, so by default sigma is the median squared distance of two clients and alpha is sigma / M in
-    xi and 1 in the pull. Distances are those of the parameters. PFLlib's program, where the pull has no gradient, is
-    the preset `pfllib`; it is Local. With `by=cosine` (HeurFedAMP) xi_ii is `own` and xi_ij for j != i is proportional
-    to exp(sigma cos(w_i, w_j)), by default with sigma = 1 / median(1 - cos).
+    xi and 1 in the pull. An alpha of one's own with that sigma starts as Local, all models being equal; should the
+    others come to weigh more than 1 they are divided by their sum, so that no client is pushed away from its own model.
+    An alpha above sigma / (M - 1), both given, is refused. Distances are those of the parameters. PFLlib's program,
+    where the pull has no gradient, is the preset `pfllib`; it is Local. With `by=cosine` (HeurFedAMP) xi_ii is `own`
+    and xi_ij for j != i is proportional to exp(sigma cos(w_i, w_j)), by default with sigma = 1 / median(1 - cos).
     """
 
     lam: NonNegative = 1.0
     """How strongly a client is pulled to its mixture of similar models."""
     alpha: Positive | None = None
-    """Step size of the mixture; none takes sigma / M in it and 1 in the pull."""
+    """Step size of the mixture, at most sigma / (M - 1); none takes sigma / M in it and 1 in the pull. PFLlib takes
+    1, and 1 for sigma, whatever the size of the model."""
     sigma: Positive | None = None
-    """Distance within which models count as similar, squared; none takes the median of two clients'."""
+    """By distance: the squared distance within which models count as similar; none takes the median of two clients'. By
+    cosine: the rate that multiplies the cosine, larger being sharper; none takes 1 / median(1 - cos)."""
     by: Literal["distance", "cosine"] = "distance"
     """What makes two models similar: their distance, or the cosine between them (HeurFedAMP)."""
     own: Share = 0.5
@@ -94,9 +103,20 @@ class FedAMP(Personal):
         """HeurFedAMP: models are compared by their angles, which suits deep networks."""
         return cls(by="cosine")
 
+    def check(self, population: int, layout: Layout) -> None:
+        if self.by == "distance" and self.lam and self.alpha is not None and self.sigma is not None:
+            others = self.alpha * (population - 1) / self.sigma
+            if others > 1:
+                raise CoterieError(
+                    f"fedamp:alpha={self.alpha:g},sigma={self.sigma:g} gives the others of {population} clients "
+                    f"alpha (M - 1) / sigma = {others:.4g} of a mixture while models are alike, so that a client's own "
+                    f"would weigh {1 - others:.4g}; take an alpha of at most {self.sigma / (population - 1):.4g}, or "
+                    "leave it out."
+                )
+
     def start(self, init: Init) -> Record:
-        rows = init.row.repeat(init.population, 1)
-        return Cloud(rows, self.mixtures(init.layout.cut(rows, "parameters")))
+        rows = init.row.repeat(init.population, 1)  # all alike, and so is every mixture of them
+        return Cloud(rows, torch.eye(len(rows), dtype=torch.float64, device=rows.device))
 
     def mixtures(self, rows: Tensor) -> Tensor:
         """The clients' parameters `[M, d] -> xi [M, M]`."""

@@ -24,7 +24,7 @@ class FedBABU(FedPer):
     """
 
     finetune_epochs: CountOrZero = 5
-    """Local epochs of fine-tuning before use; 0 uses the shared model."""
+    """Local epochs of fine-tuning before use, 5 as in the paper (10 in PFLlib); 0 uses the shared model."""
     part: str = "all"
     """The part of the model that is fine-tuned."""
     finetune_from: Literal["shared", "own"] = "shared"

@@ -33,7 +33,8 @@ class FedCP(FedPer):
     """
 
     lam: NonNegative = 5.0
-    """How strongly features are held near those of the received body."""
+    """How strongly features are held near those of the received body: 5 as in the paper for images, which takes 1 for
+    text."""
     personal: str = field(default="personal+context", init=False)
 
     shared = "the model and a policy network"

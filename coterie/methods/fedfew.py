@@ -46,13 +46,16 @@ class FedFew(FewModels):
     """
 
     mu: Positive = 0.01
-    """The temperature: towards 0 only the worst client counts, far above the losses all count alike."""
+    """The temperature: towards 0 only the worst client counts, far above the losses all count alike. 0.01 is the
+    released program's; the paper's text names none."""
     start_from: Literal["independent", "same", "same+noise"] = "independent"
-    """How the K models start: drawn independently, equal, or equal up to `noise`."""
+    """How the K models start: drawn independently, equal as in the released program, whose models long stay alike, or
+    equal up to `noise`."""
     noise: NonNegative = 0.01
     """Standard deviation of the difference with start_from=same+noise."""
     loss_at: Literal["before", "running", "after"] = "before"
-    """Which loss the weights are made of."""
+    """Which loss the weights are made of: the received model's, as in the paper's equations, the running one of the
+    last local epoch, as in the released program, or the trained copy's."""
     weigh: Literal["server", "client"] = "server"
     """Who makes the weights: the server, of all clients' losses, or each client, of its own."""
     scale: bool = True
@@ -63,7 +66,7 @@ class FedFew(FewModels):
     down = up = "K"
     by_model = "mass"
     newcomer = "the model of least loss on its validation data"
-    cite = "FedFew: few models for many clients by smooth Tchebycheff set scalarisation"
+    cite = "Guo, Zhang, Lin, Li, Tang, Zhang, Few-for-many personalized federated learning, arXiv 2603.11992, 2026"
     presets = ("official",)
     soft = True
     unprotected = "the losses that clients report and that make their weights: one of a very large loss gets all of it"

@@ -55,7 +55,8 @@ class FedFomo(Personal):
     received: Count = 5
     """Models of other clients that a client receives."""
     explore: Share = 0.0
-    """Probability that it receives random ones instead of those that helped most."""
+    """Probability, drawn anew for each client and round, that all models it receives are random ones instead of those
+    that helped most. The paper takes 0.3 and lowers it; 0 is as in PFLlib, which never draws."""
 
     family = "personalized aggregation"
     shared = "the models of other clients"

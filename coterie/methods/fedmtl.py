@@ -25,7 +25,7 @@ class FedMTL(Personal):
     """
 
     lam: NonNegative = 0.1
-    """How strongly a client is pulled to the mean of all models."""
+    """How strongly a client is pulled to the mean of all models; no published value: PFLlib's pull has no gradient."""
     detached: bool = False
     """Whether the pull has no gradient, as in PFLlib; clients then train alone."""
 

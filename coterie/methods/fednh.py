@@ -31,11 +31,11 @@ class FedNH(FedAvg):
     rho: Share = 0.9
     """Share of the old prototype in the new one; 1 keeps those of the start."""
     scale: Positive = 1.0
-    """The factor s of the scores, at the start."""
+    """The factor s of the scores, at the start; the paper takes 1 for its CNN and 20 for a ResNet."""
     learn_scale: bool = True
     """Whether s is trained."""
     uniform: bool = False
-    """Whether clients count alike; false counts them by their samples."""
+    """Whether clients count alike, as in the released program; false counts them by their samples, as FedAvg does."""
 
     family = "prototypes"
     shared = "the body and class prototypes"

@@ -17,7 +17,8 @@ class FedProx(FedAvg):
     """Clients minimise L_i(w) + mu/2 |w - theta|^2: every step adds mu (w - theta) to the gradient."""
 
     mu: NonNegative = 0.01
-    """How strongly clients are held near the received model; 0 is FedAvg."""
+    """How strongly clients are held near the received model; 0 is FedAvg. The paper tunes it over 0.001, 0.01, 0.1 and
+    1."""
 
     cite = "Li et al., Federated optimization in heterogeneous networks, MLSys 2020"
     hook = "mu (w - theta) is a part of the gradient: momentum and means of squares see the regularised objective"

@@ -21,7 +21,7 @@ class FedRep(FedPer):
     """
 
     head_epochs: CountOrZero = 5
-    """Local epochs of the head a round, before the body's."""
+    """Local epochs of the head a round, before the body's; the paper takes 10, at twice the time."""
     body_epochs: CountOrZero | None = 1
     """Local epochs of the body a round; none takes the run's."""
 

@@ -35,7 +35,7 @@ class FeSEM(Clustered, FewModels):
     """
 
     common_rounds: Count = 1
-    """Rounds of one common model before the centres are placed."""
+    """Rounds of one common model before the centres are placed: the clients' models must differ for that."""
     weighted: bool = False
     """Whether clients count by their samples in a centre; false counts them alike."""
     lam: NonNegative = 0.0

@@ -12,7 +12,8 @@ class LGFedAvg(FedPer):
     """(phi_i, h_i) <- SGD_i(phi_i, h) jointly; h <- sum_i p_i h_i; the body phi_i never leaves its client.
 
     FedPer turned round. `personal` names what stays: `~head`, any other part, `none` (FedAvg) or `all` (Local).
-    For the paper's warm start pass a module that FedAvg has trained: clients and newcomers begin with its body.
+    The paper starts from a model that FedAvg has trained; here clients begin with the initial body, so that methods are
+    compared from the same start. Pass such a module for its warm start: clients and newcomers begin with its body.
     """
 
     personal: str = "~head"

@@ -27,11 +27,13 @@ class PerFedAvg(FedAvg):
     """
 
     order: Literal["first", "hessian_free", "exact"] = "first"
-    """How the second-order term is computed: left out, by differences of gradients, or exactly."""
+    """How the second-order term is computed: left out, by differences of gradients (both in the paper), or exactly; it
+    costs a third gradient a step."""
     alpha: NonNegative | None = None
-    """Step size of the inner step and of adaptation; none takes the run's learning rate."""
+    """Step size of the inner step and of adaptation; none takes the run's learning rate, as PFLlib does; the paper
+    takes about 0.01."""
     beta: NonNegative | None = None
-    """Step size of the outer step; none takes the run's learning rate."""
+    """Step size of the outer step; none takes the run's learning rate, as PFLlib does; the paper takes about 0.001."""
     delta: Positive = 1e-3
     """Width of the differences with order=hessian_free."""
     adapt_steps: CountOrZero | None = 1

@@ -38,9 +38,9 @@ class PFedHN(FedPer):
 
     H is an MLP: k = `embedding` numbers (1 + M / 4 by default) -> `hidden` -> `depth` times (ReLU, `hidden`) -> one
     linear output per trainable tensor: its bias starts as a fresh model, its weights at `spread` times the scale of
-    that tensor. The vector-Jacobian products of a round's participants are averaged, clipped to norm `hyper_clip`, and
-    taken by SGD with `hyper_momentum` and weight `hyper_decay`: the paper steps by 0.01 for one client after another,
-    so 0.1 is ten of its steps at once. Buffers cannot be written so and are averaged. An unseen client fits an
+    that tensor. For psi the vector-Jacobian products of a round's participants are averaged; an embedding takes its own
+    client's in full. All are clipped together to norm `hyper_clip` and taken by SGD with `hyper_momentum` and weight
+    `hyper_decay`. Buffers cannot be written so and are averaged. An unseen client fits an
     embedding alone: `adapt` full gradient steps of size `adapt_lr` from the clients' mean. `personal` names a part that
     H does not write: it stays with its client, as in FedPer, and is trained with the rest (pFedHN-PC: the head, which a
     newcomer fits last).
@@ -57,7 +57,8 @@ class PFedHN(FedPer):
     spread: NonNegative = 1.0
     """How much models differ between clients at the start."""
     hyper_lr: Positive = 0.1
-    """Step size of the hypernetwork."""
+    """Step size of hypernetwork and embeddings; the paper takes 0.01 for one client after another, so that 0.1 of a
+    mean over clients is like ten of its steps."""
     hyper_momentum: BelowOne = 0.9
     """Momentum of its steps."""
     hyper_decay: NonNegative = 1e-3
@@ -65,7 +66,7 @@ class PFedHN(FedPer):
     hyper_clip: Positive = 50.0
     """Largest norm of its gradient."""
     adapt: CountOrZero = 20
-    """Steps that fit the embedding of an unseen client."""
+    """Steps on all its training samples that fit the embedding of an unseen client; they are counted as training."""
     adapt_lr: Positive = 0.1
     """Their size."""
 
@@ -126,10 +127,10 @@ class PFedHN(FedPer):
 
     def introduce(self, cohort: Cohort, hello: Hyper) -> Upload:
         if cohort.round == 0:
-            return Upload(**cohort.loop(draw, {"e": hello.e}, steps=1, purpose="embedding"))
+            return Upload(**cohort.loop(draw, {"e": hello.e}, steps=1, purpose="embedding", counted=False))
         server, e, part = hello.map(lambda t: t[0]), hello.e, f"~{self.personal}"  # all newcomers are told the same
         for _ in range(self.adapt):
-            slope = cohort.layout.cut(cohort.grad(cohort.assemble({part: self.rows(server, e)})), part)
+            slope = cohort.layout.cut(cohort.grad(cohort.assemble({part: self.rows(server, e)}), counted=True), part)
             e = e - self.adapt_lr * self.back(server, e, slope[:, server.columns])[1]
         return Upload(e=e)
 
@@ -144,8 +145,9 @@ class PFedHN(FedPer):
         return rows if self.personal == "none" else super().fit(cohort, rows)
 
     def merge(self, server: Hyper, up: Uploads) -> Record:  # type: ignore[override]
-        psi_slope, e_slope = self.back(server, server.e[up.ids], -up.update[:, server.columns] / len(up.ids))
-        e_slope = torch.zeros_like(server.e).index_add(0, up.ids, e_slope)
+        psi_slope, e_slope = self.back(server, server.e[up.ids], -up.update[:, server.columns])
+        # psi serves them all, an embedding one
+        psi_slope, e_slope = psi_slope / len(up.ids), torch.zeros_like(server.e).index_add(0, up.ids, e_slope)
         scale = self.hyper_clip / torch.stack([psi_slope.norm(), e_slope.norm()]).norm().clamp(min=self.hyper_clip)
         psi, psi_velocity = self.step(server.psi, scale * psi_slope, server.psi_velocity)
         e, e_velocity = self.step(server.e, scale * e_slope, server.e_velocity)

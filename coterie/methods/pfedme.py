@@ -33,11 +33,12 @@ class PFedMe(Method):
     nu: NonNegative = 0.0
     """Weight decay of the personal model."""
     beta: NonNegative = 1.0
-    """Share of the clients' mean in the new shared model; a server optimizer steps along what this leaves."""
+    """Share of the clients' mean in the new shared model, 1 or 2 in the paper; a server optimizer steps along what this
+    leaves."""
     weighted: bool = False
     """Whether clients count by their samples; false counts them alike."""
     batches: Count | None = None
-    """Batches a round; none takes those of the run's epochs."""
+    """Batches a round, 20 in the paper; none takes those of the run's epochs, as other methods do."""
 
     family = "regularised"
     shared = "the model"

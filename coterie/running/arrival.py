@@ -14,19 +14,25 @@ from torch import Tensor
 
 from coterie.contract import records
 from coterie.contract.cohort import Cohort
+from coterie.contract.engine import IntArray
 from coterie.contract.records import Record, Upload
 from coterie.running.clients import deploy, introduce, join
 from coterie.running.server import Server
 from coterie.running.together import Call, Course
 
 
-def admitting(server: Server, ids: Tensor, cohorts: Iterable[Cohort]) -> Course[Server]:
-    """The server that knows the clients of these numbers too, once all their cohorts have introduced themselves."""
+def admitting(server: Server, ids: Tensor, cohorts: Iterable[Cohort]) -> Course[tuple[Server, list[IntArray]]]:
+    """The server that knows the clients of these numbers too, once all their cohorts have introduced themselves.
+
+    Beside it the steps that they took to do so, `[C]` of each cohort: they are steps before use.
+    """
     hello = server.hello()
     told: list[Upload] = []
+    spent: list[IntArray] = []
     for cohort in cohorts:
         told.append((yield Call(introduce, server.method, cohort, (records.spread(hello, cohort.size),))))
-    return server.admitted(ids, type(told[0]).of(records.concatenate([one.tensors() for one in told])))
+        spent.append(cohort.spent)
+    return server.admitted(ids, type(told[0]).of(records.concatenate([one.tensors() for one in told]))), spent
 
 
 @dataclass(frozen=True)

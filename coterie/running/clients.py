@@ -109,7 +109,7 @@ class Clients:
         return Cohort(self.engine, Members(
             places=ids, numbers=ids + self.first, names=self._names[ids], histogram=self._histogram[ids], round=t,
             local=local or planned, inits=(self.init,), pace=pace, frozen_buffers=training.buffers == "server",
-            scored=self.scored,
+            own_buffers=training.buffers == "local", scored=self.scored,
         ))
 
     @property
@@ -165,8 +165,16 @@ def introduce(method: Method, cohort: Cohort, hello: Record) -> Upload:
     return method.introduce(cohort, hello)
 
 
+def settled(cohort: Cohort, payload: Record) -> Record:
+    """What clients received, `[C, ...]`, in models that have no running statistics of theirs yet with statistics of
+    their own training samples: with buffers=local nobody sends any, and those of the start fit no trained model."""
+    if not cohort.members.own_buffers or cohort.round == 0:
+        return payload
+    return payload.map(lambda t: cohort.settled(t) if t.shape[-1:] == (cohort.layout.size,) else t)
+
+
 def join(method: Method, cohort: Cohort, payload: Record) -> Record:
-    return method.join(cohort, payload)
+    return method.join(cohort, settled(cohort, payload))
 
 
 def local(method: Method, cohort: Cohort, payload: Record, mine: Record) -> tuple[Upload, Record]:
@@ -179,7 +187,7 @@ def local(method: Method, cohort: Cohort, payload: Record, mine: Record) -> tupl
 
 def deploy(method: Method, cohort: Cohort, payload: Record, mine: Record) -> Tensor:
     """The rows `[C, D]` that clients use."""
-    rows = method.deploy(cohort, payload, mine)
+    rows = method.deploy(cohort, settled(cohort, payload), mine)
     if not isinstance(rows, Tensor) or tuple(rows.shape) != (cohort.size, cohort.layout.size):
         expected = f"[{cohort.size}, {cohort.layout.size}], a row for each client"
         raise CoterieError(f"{type(method).__name__}.deploy must return a tensor {expected}, not {_said(rows)}.")
@@ -207,6 +215,7 @@ def score_rows(cohort: Cohort, row: Tensor) -> dict[str, Measured]:
 
 
 def score_newcomers(method: Method, cohort: Cohort, payload: Record) -> dict[str, Measured]:
+    payload = settled(cohort, payload)
     return score(method, cohort, payload, method.join(cohort, payload))
 
 

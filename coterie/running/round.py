@@ -52,25 +52,29 @@ def travelled(tensors: Mapping[str, Tensor], layout: Layout, part: str, buffers:
 
 def seen(method: Method, server: Record, up: Uploads, training: Training) -> dict[str, Any]:
     """What the uploads show before they are merged, and of which clients where not all took part."""
-    report = conflicts(up.tensors, up.layout, training, up.round) | few(method, server, up, training)
+    part = method.travels()
+    report = conflicts(up.tensors, up.layout, part, training, up.round) | few(method, server, up, training)
     if len(up.ids) < up.population and not report.keys().isdisjoint(("cosines", "w")):
         report["clients"] = compared(up.ids).tolist()
     return report
 
 
-def conflicts(sent: Mapping[str, Tensor], layout: Layout, training: Training, t: int) -> dict[str, Any]:
+def conflicts(sent: Mapping[str, Tensor], layout: Layout, part: str, training: Training, t: int) -> dict[str, Any]:
     """In rounds that are evaluated, how many pairs of updates oppose each other; in the last one, all cosines.
 
-    Of more than COMPARED participants, so many evenly spaced ones are looked at.
+    They are those of the parameters: running statistics and counters are no directions. Updates hold whole rows or the
+    columns of `part`; of others nobody knows which columns are statistics, and they are compared only where there are
+    none. Of more than COMPARED participants, so many evenly spaced ones are looked at.
     """
     last = t + 1 == training.rounds
     update = sent.get("update")
     if update is None or len(update) < 2 or not evaluated(training, t):
         return {}
+    known = [columns for columns in (layout, layout.only(part)) if columns.size == update.shape[-1]]
+    if not known and layout.within("buffers"):
+        return {}
     update = compared(update)
-    if update.shape[-1] == layout.size:
-        update = layout.cut(update, "parameters")
-    angles = cosines(update.flatten(1))
+    angles = cosines((known[0].cut(update, "parameters") if known else update).flatten(1))
     found: dict[str, Any] = {"opposing": opposing(angles)}
     if found["opposing"] != found["opposing"]:  # fewer than two clients moved
         return {}

@@ -154,7 +154,7 @@ class Simulation(Clients):
     def _welcoming(self, ids: IntArray) -> Course[None]:
         """Clients that arrive now are admitted and join, by the method's rule for unseen clients, and stay."""
         if len(ids):
-            self.server = yield from self._admitting(ids)
+            self.server, _ = yield from self._admitting(ids)
         for wave in self._waves(ids):
             joined = yield Call(join, self.method, self.cohort(wave), (self.payload(wave),))
             self._states.put(wave, joined.tensors())
@@ -168,8 +168,8 @@ class Simulation(Clients):
         stages = yield from self._stages(self.federation.there(self.rounds_done), "")
         unseen = self.federation.unseen
         if len(unseen):
-            server = yield from self._admitting(unseen)
-            stages |= yield from self._stages(unseen, PREFIX, server)
+            server, spent = yield from self._admitting(unseen)
+            stages |= yield from self._stages(unseen, PREFIX, server, spent)
         return Evaluation(self.rounds_done, stages)
 
     def row(self, client: int, adapted: bool = False) -> Tensor:
@@ -361,9 +361,9 @@ class Simulation(Clients):
 
     def admitted(self, ids: IntArray) -> Server:
         """The server that knows these clients too; the simulation's own stays as it is."""
-        return alone(self._admitting(ids))
+        return alone(self._admitting(ids))[0]
 
-    def _admitting(self, ids: IntArray) -> Course[Server]:
+    def _admitting(self, ids: IntArray) -> Course[tuple[Server, list[IntArray]]]:
         return arrival.admitting(self.server, self._index(ids), map(self.cohort, self._waves(ids)))
 
     def payload(self, ids: IntArray, server: Server | None = None) -> Record:
@@ -375,13 +375,17 @@ class Simulation(Clients):
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
-    def _stages(self, ids: IntArray, prefix: str, server: Server | None = None) -> Course[dict[str, Scores]]:
+    def _stages(
+        self, ids: IntArray, prefix: str, server: Server | None = None, spent: Sequence[IntArray] = ()
+    ) -> Course[dict[str, Scores]]:
+        """The stages of these clients; newcomers join first, and each wave of them has `spent` steps `[C]` before."""
         found: list[dict[str, Measured]] = []
         parts = self._waves(ids)
         for number, wave in enumerate(parts):
             cohort, payload = self.cohort(wave), self.payload(wave, server)
             if prefix:
-                found.append((yield Call(score_newcomers, self.method, cohort, (payload,))))
+                scored = yield Call(score_newcomers, self.method, cohort, (payload,))
+                found.append({stage: (*both, steps + spent[number]) for stage, (*both, steps) in scored.items()})
             else:
                 found.append((yield Call(score, self.method, cohort, (payload, self._own(wave)))))
                 self._ahead(parts[number + 1 :])

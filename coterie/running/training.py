@@ -53,7 +53,8 @@ class Training(LocalOptions):
     patience: CountOrZero = 0
     """Stop after so many evaluations without a better validation score; 0 trains all rounds."""
     buffers: Literal["average", "local", "server"] = "average"
-    """Running statistics of normalisation layers: averaged, kept by each client, or fixed as the server started."""
+    """Running statistics of normalisation layers: averaged, kept by each client (who has none yet, as an unseen client,
+    estimates them on its training samples), or fixed as the server started."""
     seed: CountOrZero = 0
     """Same seed, same result: every random draw follows from it."""
     device: str = "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import fields
 from itertools import pairwise
@@ -124,6 +125,45 @@ def test_the_released_program_is_scaled_fedavg_for_small_updates():
     d, larger = call(ConFREE.official(), small), call(ConFREE.official(), 1000 * small)
     assert (1000 * d - larger).abs().max() > 1e-3  # so it is not scale equivariant
     assert (call(ConFREE(), small) - 1.2 * small.mean(0)).abs().max() > 1e-5
+
+
+def test_confree_reduces_conflict_and_promises_no_more() -> None:
+    """Six clients in four dimensions, 200 draws: the worst client's <d, u_j> is never below the guidance's, and in some
+    draws it is below 0 all the same. What is said of it must not promise otherwise."""
+    generator = torch.Generator().manual_seed(0)
+    hurt = 0
+    for _ in range(200):
+        updates = torch.randn(6, 4, dtype=torch.float64, generator=generator)
+        share = torch.full((6,), 1 / 6, dtype=torch.float64)
+        d = ConFREE().aggregate(updates, share, flat(4))
+        g = updates.T @ guidance(updates @ updates.T, share)
+        assert (updates @ d).min() >= (updates @ g).min() - 1e-6
+        hurt += bool((updates @ d).min() < -1e-6)
+    assert 20 < hurt < 100
+    said = f"{inspect.getmodule(ConFREE).__doc__} {ConFREE.__doc__} {ConFREE.protects}"
+    assert "hurts no client" not in said
+    assert "<d, u_j> < 0 occurs" in said
+    assert "some may still lose" in ConFREE.protects
+
+
+@pytest.mark.parametrize(("values", "median", "trimmed"), [
+    ([-math.inf, 1.0, 2.0, 3.0, 4.0], 2.0, 2.0),
+    ([math.inf, 1.0, 2.0, 3.0, 4.0], 3.0, 3.0),
+    ([math.nan, 1.0, 2.0, 3.0, 4.0], 3.0, 3.0),
+    ([-math.inf, math.inf, 1.0, 2.0, 3.0], 2.0, 2.0),
+    ([-math.inf, math.nan, 1.0, 2.0, 3.0], 2.0, 2.0),
+    ([math.nan, math.inf, 1.0, 2.0, 3.0], 3.0, math.inf),
+])
+def test_what_is_not_finite_has_its_place_in_the_order(values: list[float], median: float, trimmed: float) -> None:
+    """-inf below all numbers, +inf above them, NaN above both, as the pages say; a fifth is cut at either end, so that
+    of NaN and +inf the latter stays."""
+    updates = torch.tensor(values, dtype=torch.float64)[:, None]
+    share = torch.full((5,), 0.2, dtype=torch.float64)
+    assert Median().aggregate(updates, share, flat(1)).tolist() == [median]
+    assert TrimmedMean().aggregate(updates, share, flat(1)).tolist() == pytest.approx([trimmed])
+    for cls in (Median, TrimmedMean):
+        said = " ".join((cls.__doc__ or "").split())
+        assert "-inf is below all numbers, +inf above them, and what is not a number (NaN) above both" in said
 
 
 def test_confree_without_conflicts():

@@ -131,8 +131,8 @@ TRAFFIC = {
         told={"rows": lambda s: 2 * (s.model + s.buffers)}, tells={"cluster": lambda s: 1},
     ),
     "cwfedavg": Traffic(
-        "the client's mixture of class models both ways; once, its label distribution",
-        tells={"mix": lambda s: s.classes},
+        "the client's mixture of class models both ways; once, FedAvg's model, whose head's norms a client tells",
+        told={"row": lambda s: s.model + s.buffers}, tells={"mix": lambda s: s.classes},
     ),
     "pfedhn": Traffic(
         "the model that the hypernetwork wrote both ways; once, the hypernetwork with the mean embedding, the row and "
@@ -209,9 +209,13 @@ VARIANTS = {
         tells={"e": lambda s: 2},
     ),
     "fedfew:official": TRAFFIC["fedfew"],
-    "cwfedavg:distribution=approx": Traffic(
-        "as by default; a client that does not tell its labels is told FedAvg's model to read them off the head",
-        told={"row": lambda s: s.model + s.buffers}, tells={"mix": lambda s: s.classes},
+    "cwfedavg:distribution=true": Traffic(
+        "as by default; a client that tells its label distribution needs no model to estimate it",
+        tells={"mix": lambda s: s.classes},
+    ),
+    "feddyn:flbench": Traffic(
+        "a model both ways, and down the mean number of samples; once, a client's own number",
+        scalars_down={"mean": lambda s: 1}, tells={"samples": lambda s: 1},
     ),
     "fedavg+confree": ONE_MODEL,  # an aggregator works on the server, on what is uploaded anyway
     "fedrep+fedmgdaplus": A_BODY,

@@ -15,7 +15,7 @@ from coterie import cli
 from coterie.running.folder import Folder
 
 HERE = Path(__file__).parent / "old_runs"
-STOPPED = sorted(path.name for path in (HERE / "stopped").iterdir())
+STOPPED = sorted(path.name for path in (HERE / "stopped").iterdir() if path.name != "cfl")  # see below
 
 
 @pytest.fixture
@@ -84,8 +84,21 @@ def test_they_are_resumed_to_the_same_end(old, coterie, name):
     assert json.loads((old / "stopped" / name / "result.json").read_text())["rounds"] == 4
 
 
+def test_a_run_of_cfl_is_not_continued_by_another_rule(old, monkeypatch, capsys):
+    """0.1.0 split clusters against the longest update. Its models are served, see below, and the run stays as it is."""
+    run = old / "stopped" / "cfl"
+    before = (run / "checkpoint.safetensors").read_bytes()
+    monkeypatch.setattr(sys, "argv", ["coterie", "resume", str(run)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = " ".join(capsys.readouterr().err.split())
+    assert end.value.code == 2
+    assert "begun by an earlier version, which split clusters by another rule" in said
+    assert (run / "checkpoint.safetensors").read_bytes() == before
+
+
 @pytest.mark.parametrize("run", ["sites/apfl/seed0", "sites/ifca-models-2/seed0", "sites/fedavg/seed0", "stopped/pacfl",
-                                 "stopped/fedsoft", "stopped/fedala"])
+                                 "stopped/fedsoft", "stopped/fedala", "stopped/cfl"])
 def test_newcomers_are_served_and_clients_exported(old, coterie, run):
     """The newcomer's table has no client column; the run's encoding tells what its columns mean."""
     words = ("--data", f"{old / 'newcomer.csv'}:label=outcome", "-o", old / "new.safetensors", "--report", "json")

@@ -19,7 +19,6 @@ from coterie.contract.method import Uploads
 from coterie.contract.records import Models
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.methods.cfl import CFL
 from coterie.methods.cwfedavg import CwFedAvg, class_weights, norms
 from coterie.methods.fedala import FedALA, reweigh
 from coterie.methods.fedamp import FedAMP, attention, cosine_attention
@@ -113,7 +112,7 @@ def test_cwfedavg_mixes_are_means_that_keep_the_mean():
 def test_cwfedavg_with_equal_label_distributions_is_fedavg(tiny, model, layers):
     """pi_i the same for all: q_ij = p_i, so every class has FedAvg's model, and so has every mixture."""
     data = labelled([[0, 1, 2], [0, 1, 2] * 2, [2, 0, 1] * 3])
-    one = rounds(tiny.simulation(CwFedAvg(lam=0, layers=layers), model, data=data), 3)
+    one = rounds(tiny.simulation(CwFedAvg(lam=0, layers=layers, distribution="true"), model, data=data), 3)
     two = rounds(tiny.simulation("fedavg", model, data=data), 3)
     assert_close(rows(one), two.server.state.row.expand(3, -1))
 
@@ -122,7 +121,7 @@ def test_cwfedavg_with_equal_label_distributions_is_fedavg(tiny, model, layers):
 def test_cwfedavg_with_one_class_per_group_is_fedavg_in_each_group(tiny, model):
     labels, names = [[0] * 4, [1] * 5, [0] * 7, [1] * 3], ["a", "b", "c", "d"]
     data = labelled(labels, names=names)
-    one = rounds(tiny.simulation(CwFedAvg(lam=0, layers="all"), model, data=data), 3)
+    one = rounds(tiny.simulation(CwFedAvg(lam=0, layers="all", distribution="true"), model, data=data), 3)
     for group in ([0, 2], [1, 3]):
         part = Federation.from_splits([data.client(i) for i in group], classes=3, names=[names[i] for i in group])
         alone = rounds(tiny.simulation("fedavg", model, data=part), 3)
@@ -132,7 +131,7 @@ def test_cwfedavg_with_one_class_per_group_is_fedavg_in_each_group(tiny, model):
 @pytest.mark.parametrize("half", [False, True])
 def test_cwfedavg_rounds_by_hand(tiny, half):
     """theta_i <- sum_l A_il SGD_l in the head and sum_l p_l SGD_l elsewhere, SGD on CE + lam |pi - pi~|_2; twice."""
-    sim = tiny.simulation(CwFedAvg(lam=2.0, half_lambda=half))
+    sim = tiny.simulation(CwFedAvg(lam=2.0, half_lambda=half, distribution="true"))
     pi = tensor([[(sim.federation.client(i)[1] == c).double().mean() for c in range(3)] for i in range(4)])
 
     def objective(client):
@@ -177,9 +176,18 @@ def test_norms_are_shares_with_the_right_slope():
     assert torch.isfinite(norms(torch.zeros(3, 5))).all()
 
 
+@pytest.mark.parametrize("method", ["cwfedavg", "cwfedavg:official", "cwfedavg:distribution=true"])
+def test_cwfedavg_tells_no_labels_unless_it_is_asked_to(tiny, method):
+    """First contact of clients that hold one class each: the norms of the model they were sent, alike for all, or their
+    label shares. Later estimates come from what is uploaded anyway."""
+    sim = tiny.simulation(method, data=labelled([[0] * 4, [1] * 5, [2] * 3]))
+    start = norms(sim.layout.views(sim.init.row)["2.weight"]).expand(3, -1)
+    assert_close(sim.server.state.mix, torch.eye(3, dtype=torch.float64) if "true" in method else start)
+
+
 def test_cwfedavg_can_read_the_labels_off_the_weights(tiny):
-    """`approx`: pi is the share of each row's norm in the head of a client's last upload; client 0 sent nothing."""
-    sim = tiny.simulation(CwFedAvg(distribution="approx", lam=3.0))
+    """By default pi is the share of each row's norm in the head of a client's last upload; client 0 sent nothing."""
+    sim = tiny.simulation(CwFedAvg(lam=3.0))
     before, update = sim.server.state.mix.clone(), 0.1 * noise(3, sim.layout.size)
     trained = sim.method.personal(sim.server.state, torch.tensor([1, 2, 3])) + update
     server = sim.method.merge(sim.server.state, uploads(sim, [1, 2, 3], update=update))
@@ -203,7 +211,7 @@ def test_cwfedavg_serves_a_newcomer_by_its_labels(tiny, distribution):
 
 
 def test_a_class_that_no_participant_holds_keeps_its_model(tiny):
-    sim = tiny.simulation(CwFedAvg(), data=labelled([[0, 1], [0, 0, 1], [1, 1]]))
+    sim = tiny.simulation(CwFedAvg(distribution="true"), data=labelled([[0, 1], [0, 0, 1], [1, 1]]))
     before = sim.server.state.rows.clone()
     sim.round()
     assert torch.equal(sim.server.state.rows[2], before[2])
@@ -248,6 +256,42 @@ def test_fedamp_scales_itself():
     assert_close(attention(w, None, None)[0, 1], torch.exp(-(w[0] - w[1]).square().sum() / apart.median()) / 5)
 
 
+def test_fedamp_with_an_alpha_and_no_sigma_starts_as_local(tiny):
+    """All models are equal at the start, so the median distance is 0 and says nothing: a client mixes its own alone,
+    and one step of the first round is Local's. Afterwards there is a scale, and every model is finite."""
+    assert torch.equal(attention(noise(1, 7).expand(4, -1), 0.1, None), torch.eye(4, dtype=torch.float64))
+    one, two = (rounds(tiny.simulation(m, steps=1), 1) for m in ("fedamp:alpha=0.1", "local"))
+    assert torch.equal(one.own.row, two.own.row)
+    sim = rounds(one, 3)
+    assert torch.isfinite(sim.own.row).all()
+    assert (sim.own.row - rounds(two, 3).own.row).abs().max() > 1e-6  # the pull is there
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.5, 3.0, 1e6])
+def test_fedamp_never_pushes_a_client_away_from_its_own_model(alpha):
+    """However large alpha is beside an estimated sigma: rows of xi are weights, which sum to 1. Where alpha A' leaves
+    something of 1 for the own model, they are the paper's."""
+    w = noise(5, 7)
+    apart = (w[:, None] - w).square().sum(2)
+    sigma = apart[tuple(torch.triu_indices(5, 5, 1))].median()
+    plain = (alpha * torch.exp(-apart / sigma) / sigma).fill_diagonal_(0)
+    xi = attention(w, alpha, None)
+    assert (xi >= 0).all()
+    assert_close(xi.sum(1), torch.ones(5, dtype=torch.float64))
+    small = plain.sum(1) <= 1
+    assert_close(xi[small], (plain + torch.diag(1 - plain.sum(1)))[small])
+    assert_close(xi.clone().fill_diagonal_(0)[~small], (plain / plain.sum(1, keepdim=True))[~small])
+
+
+def test_fedamp_refuses_an_alpha_that_leaves_nothing_of_the_own_model(tiny):
+    """Four clients: the others' weights at the start are 3 alpha / sigma together. By cosine alpha is in no weight, and
+    without a pull nothing is mixed, so these stay."""
+    with pytest.raises(CoterieError, match=r"alpha \(M - 1\) / sigma = 3.*take an alpha of at most 0.1667"):
+        tiny.simulation("fedamp:alpha=0.5,sigma=0.5")
+    for method in ("fedamp:alpha=0.5,sigma=1.5", "fedamp:alpha=5,sigma=1,by=cosine", "fedamp:pfllib"):
+        tiny.simulation(method)
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("method", ["fedamp:lam=0", "fedamp:pfllib,validation=true"])
 def test_fedamp_without_pull_is_local(tiny, model, method):
@@ -258,10 +302,10 @@ def test_fedamp_without_pull_is_local(tiny, model, method):
 
 def test_fedamp_rounds_by_hand(tiny):
     """w_i <- SGD from w_i with lam / alpha (w - u_i) added to the gradient, u_i = sum_j xi_ij w_j; three times."""
-    sim = tiny.simulation(FedAMP(lam=0.6, alpha=0.3, sigma=0.5))
+    sim = tiny.simulation(FedAMP(lam=0.6, alpha=0.3, sigma=0.9))  # alpha (M - 1) / sigma = 1, the most there may be
     w = sim.init.row.expand(4, -1)
     for _ in range(3):
-        near = tensor([[math.exp(-(a - b).square().sum() / 0.5) * 0.3 / 0.5 for b in w] for a in w]).fill_diagonal_(0)
+        near = tensor([[math.exp(-(a - b).square().sum() / 0.9) * 0.3 / 0.9 for b in w] for a in w]).fill_diagonal_(0)
         u = near @ w + (1 - near.sum(1))[:, None] * w
         views = [sim.layout.views(row) for row in u]
         pulls = [lambda name, g, value, v=v: g + 2.0 * (value - v[name]) for v in views]
@@ -571,84 +615,7 @@ def test_pacfl_sends_a_newcomer_to_the_nearest_cluster(tiny):
     assert not torch.equal(sim.row(6), sim.row(stranger))
 
 
-# -- CFL --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_cfl_that_never_splits_is_fedavg(tiny, model):
-    one, two = (rounds(tiny.simulation(m, model), 4) for m in ("cfl:eps2=inf", "fedavg"))
-    assert_close(one.server.state.rows, two.server.state.row[None])
-    assert_close(rows(one), rows(two))
-
-
-def test_unweighted_cfl_is_the_plain_mean(tiny):
-    sim = tiny.simulation("cfl:eps2=inf,weighted=false")
-    expected = local_rows(tiny, sim, sim.init.row).mean(0)
-    sim.round()
-    assert_close(sim.server.state.rows[0], expected)
-
-
-def directed(sim, directions):
-    """Updates along these unit vectors, `[clients, columns of the first axes]`."""
-    update = torch.zeros(len(directions), sim.layout.size, dtype=torch.float64)
-    update[:, : len(directions[0])] = tensor(directions)
-    return update
-
-
-def equal_clients(tiny, count, method):
-    return tiny.simulation(method, data=tiny.federation(sizes=(3,) * count))
-
-
-def test_cfl_splits_opposite_clients(tiny):
-    """Delta = +-u: the mean stands still, all move; both halves go on from the same model and keep their numbers."""
-    sim = equal_clients(tiny, 6, CFL())
-    update = directed(sim, [[1.0], [-1.0], [-1.0], [1.0], [-1.0], [1.0]])
-    tree = sim.method.merge(sim.server.state, uploads(sim, range(6), update=update))
-    assert tree.cluster.tolist() == [0, 1, 1, 0, 1, 0]
-    assert torch.equal(tree.rows[0], tree.rows[1])
-    assert tree.rows.shape[0] == 2
-
-
-def test_cfl_numbers_clients_rightly_at_the_second_split(tiny):
-    """Leaf {1, 2, 4, 6} splits into {1, 4} and {2, 6}; positions inside the leaf are not client numbers."""
-    sim = equal_clients(tiny, 7, CFL(smallest=2))
-    first = directed(sim, [[1, 0], [-1, 0.1], [-1, -0.1], [1, 0], [-1, 0.1], [1, 0], [-1, -0.1]])
-    tree = sim.method.merge(sim.server.state, uploads(sim, range(7), update=first))
-    assert tree.cluster.tolist() == [0, 1, 1, 0, 1, 0, 1]
-    second = directed(sim, [[1, 0], [0, 1], [0, -1], [1, 0], [0, 1], [1, 0], [0, -1]])
-    tree = sim.method.merge(tree, uploads(sim, range(7), update=second))
-    assert tree.cluster.tolist() == [0, 1, 2, 0, 1, 0, 2]
-    assert tree.parent.tolist() == [0, 1]
-    assert torch.bincount(tree.cluster).sum() == 7  # a partition: everybody is in one leaf
-    assert_close(tree.rows[1], tree.rows[2])
-    assert_close(tree.splits[0], sim.init.row)
-
-
-@pytest.mark.parametrize(("options", "split"), [
-    ({}, True), ({"split_after": 1}, False), ({"smallest": 6}, False), ({"eps1": 0.0}, False), ({"eps2": 1.0}, False),
-    ({"relative": False, "eps1": 0.1, "eps2": 0.9}, True), ({"relative": False, "eps1": 0.1, "eps2": 1.1}, False),
-    ({"gamma": 0.9}, True), ({"gamma": 1.01}, False),
-])
-def test_cfl_conditions(tiny, options, split):
-    """Updates +-u of norm 1 and mean 0, cosine across -1: allowed while -1 < 1 - 2 gamma^2, i.e. gamma < 1."""
-    sim = equal_clients(tiny, 6, CFL(**options))
-    update = directed(sim, [[1.0], [-1.0]] * 3)
-    tree = sim.method.merge(sim.server.state, uploads(sim, range(6), update=update))
-    assert (len(tree.rows) == 2) is split
-
-
-def test_cfl_does_not_split_clients_that_agree(tiny):
-    sim = equal_clients(tiny, 5, CFL(eps1=2.0, eps2=0.0))
-    tree = sim.method.merge(sim.server.state, uploads(sim, range(5), update=noise(1, sim.layout.size).repeat(5, 1)))
-    assert len(tree.rows) == 1
-
-
-def test_cfl_places_the_absent_by_their_last_update(tiny):
-    sim = equal_clients(tiny, 6, CFL(eps2=0.6))
-    still = directed(sim, [[1.0], [-1.0], [1.0], [-1.0], [1.0], [-1.0]])
-    tree = replace(sim.server.state, moves=still, peak=tensor(1.0))
-    tree = sim.method.merge(tree, uploads(sim, [0, 1, 2, 3], update=still[:4]))
-    assert tree.cluster.tolist() == [0, 1, 0, 1, 0, 1]
+# -- clusters ---------------------------------------------------------------------------------------------------------
 
 
 def opposite(unseen=0):
@@ -672,7 +639,9 @@ def test_opposite_groups_are_found_and_learned(tiny, method):
         assert_close(sim.row(client)[:4], sign * w, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("method", ["cfl:eps1=1,eps2=0.1,smallest=1", "pacfl", "fesem", "fesem:common_rounds=2"])
+@pytest.mark.parametrize("method", [
+    "cfl:eps1=2,eps2=0.1,smallest=1,split_after=0,explained=none", "pacfl", "fesem", "fesem:common_rounds=2",
+])
 def test_clusters_partition_the_clients(tiny, method):
     """Whoever takes part, every client has one cluster that exists; CFL's leaves and PACFL's clusters are not empty."""
     data = tiny.federation(sizes=(6, 3, 1, 5, 4, 9, 2, 8))
@@ -900,7 +869,8 @@ class Twin(nn.Module):
 
 @pytest.mark.parametrize("clip", [50.0, 0.01])
 def test_pfedhn_steps_are_sgd_on_the_surrogate(tiny, clip):
-    """torch.optim.SGD (momentum, decay, clipped) on mean_i <stopgrad(theta_i - theta~_i), H(e_i)>; three rounds."""
+    """torch.optim.SGD (momentum, decay, clipped) on <stopgrad(theta_i - theta~_i), H(e_i)>, of which psi takes the mean
+    over clients and e_i its own in full; three rounds."""
     sim = tiny.simulation(PFedHN(hidden=6, depth=2, hyper_clip=clip, hyper_lr=0.3))
     twin = Twin(sim.method, sim.server.state)
     tolerance = {} if clip == 50 else {"rtol": 1e-3, "atol": 1e-6}  # torch divides by norm + 1e-6
@@ -911,6 +881,7 @@ def test_pfedhn_steps_are_sgd_on_the_surrogate(tiny, clip):
         trained = local_rows(tiny, sim, written.detach())
         optimizer.zero_grad()
         ((written.detach() - trained) * written).sum(1).mean().backward()
+        twin.e.grad *= 4
         nn.utils.clip_grad_norm_(twin.parameters(), clip)
         optimizer.step()
         sim.round()
@@ -988,6 +959,7 @@ def test_pfedhn_pc_by_hand(tiny):
         trained = local_rows(tiny, sim, start)
         optimizer.zero_grad()
         ((written.detach() - trained[:, body]) * written).sum(1).mean().backward()
+        twin.e.grad *= 4  # the mean's is a fourth of its client's own
         optimizer.step()
         sim.round()
         head = sim.layout.cut(trained, "head")

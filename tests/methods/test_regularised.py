@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -609,9 +610,31 @@ def test_feddyn_with_other_pulls_by_hand(tiny, power, pull):
         assert_close(sim.server.state.row, theta + moves.mean(0) - s / 0.6)
 
 
+def test_feddyn_of_flbench_by_hand(tiny):
+    """alpha_i = 0.01 / (n_i M / n): w <- w - lr (grad - g_i - alpha_i theta), g_i <- g_i - alpha_i (theta_i - theta);
+    at the server alpha cancels: theta <- mean theta_i + mean over all clients of their drifts so far."""
+    sim = tiny.simulation(replace(registry.method("feddyn:flbench"), gradient_clip=None), epochs=2)
+    n = torch.from_numpy(sim.federation.sizes("train")).double()
+    alpha = 0.01 / (n * 4 / n.sum())
+    drift = torch.zeros(4, sim.layout.size, dtype=torch.float64)
+    for _ in range(2):
+        theta, g = sim.server.state.row.clone(), sim.own.row.clone()
+        ends = []
+        for i in range(4):
+            w = theta
+            for x, y in batches(tiny, sim, i):
+                w = w - 0.1 * (gradient(sim, w, x, y) - g[i] - alpha[i] * theta)
+            ends.append(w)
+        moves = torch.stack(ends) - theta
+        drift += moves
+        sim.round()
+        assert_close(sim.own.row, g - alpha[:, None] * moves)
+        assert_close(sim.server.state.row, theta + moves.mean(0) + drift.mean(0))
+
+
 def test_feddyns_presets_are_the_programs_above():
     assert registry.method("feddyn:pfllib") == FedDyn(1.0, None, 1, validation=False, printed="served")
-    assert registry.method("feddyn:flbench") == FedDyn(0.1, 10.0, 0, validation=False)
+    assert registry.method("feddyn:flbench") == FedDyn(0.01, 10.0, 0, by_size=True, validation=False)
 
 
 def test_feddyn_clips_each_step(tiny):

@@ -49,6 +49,12 @@ def test_a_released_variant_differs_and_has_no_validation(name):
     assert paper.published == program.published
 
 
+@pytest.mark.parametrize("name", [name for name in presets.names() if name.startswith("cwfedavg/")])
+def test_cwfedavg_estimates_label_shares_as_paper_and_program_do(name):
+    (chosen,) = [m for m in presets.load(name).chosen() if m.name == "cwfedavg"]
+    assert chosen.distribution == "approx"
+
+
 def test_the_presets_say_what_the_papers_say():
     """A few settings and numbers from the papers, so that a slip in a common file is seen."""
     one, program = (presets.load(f"fedfew/cifar100-dirichlet-20{end}") for end in ("", "-released"))

@@ -56,7 +56,7 @@ def test_all_introduce_themselves_before_any_is_admitted(tiny):
     sim = tiny.simulation("pacfl", data=data)
     ids = torch.arange(4, 7)
     waves = ([np.array([4, 5, 6])], [np.array([4]), np.array([5, 6])])
-    one, other = (alone(arrival.admitting(sim.server, ids, map(sim.cohort, parts))) for parts in waves)
+    one, other = (alone(arrival.admitting(sim.server, ids, map(sim.cohort, parts)))[0] for parts in waves)
     assert one.state.cluster.tolist() == other.state.cluster.tolist()
     assert len(one.state.cluster) == 7
     torch.testing.assert_close(one.state.basis, other.state.basis)

@@ -222,6 +222,53 @@ def test_buffers_local_never_travel(tiny):
     torch.testing.assert_close(sim.layout.cut(sim.server.state.row, "parameters"), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("engine", ["stacked", "reference"])
+def test_a_client_without_statistics_of_its_own_estimates_them(tiny, engine):
+    """buffers=local: an unseen client, and one that was never asked, takes statistics of its own samples to the shared
+    model: by hand those of each batch of a pass, weighted as training weighs them, 0.1 (1 - 0.1)^(k - 1 - b) for batch
+    b of k, without the start. Its parameters are the server's, and no step is counted."""
+    data = tiny.federation(sizes=(7, 12, 4, 5, 8), unseen=1)
+    sim = tiny.simulation(model="bn", buffers="local", data=data, engine=engine, participation=0.5)
+    sim.round()
+    absent = next(i for i in range(4) if i not in sim.selected(0))
+    for client in (int(data.unseen[0]), absent):
+        row = sim.row(client)
+        assert torch.equal(sim.layout.cut(row, "parameters"), sim.layout.cut(sim.server.state.row, "parameters"))
+        x, _ = sim.federation.client(client)
+        chosen = tiny.batches(tiny.stream(sim, client, "statistics"), len(x), 3, tiny.steps_of(len(x), 3))
+        views = sim.layout.views(sim.server.state.row)
+        hidden = [x[batch] @ views["0.weight"].T + views["0.bias"] for batch in chosen if len(batch) > 1]
+        k = len(hidden)
+        weight = torch.tensor([0.1 * 0.9 ** (k - 1 - b) for b in range(k)], dtype=torch.float64)
+        weight = weight / weight.sum()
+        mean, variance, count = buffers_of(sim, row)
+        torch.testing.assert_close(mean, weight @ torch.stack([h.mean(0) for h in hidden]), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(variance, weight @ torch.stack([h.var(0) for h in hidden]), rtol=1e-9, atol=1e-9)
+        assert count == k
+    assert sim.evaluate().stages["unseen_served"].steps.tolist() == [0]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfew:models=2", "ditto", "fedfomo", "scaffold"])
+def test_an_unseen_client_is_not_scored_with_untrained_statistics(tiny, method):
+    """Inputs far from 0 and wide: under the statistics of the start, mean 0 and variance 1, the trained model says
+    nothing. With its own an unseen client is served about as well as with averaged ones."""
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    pairs = []
+    for _ in range(8):
+        x = torch.randn(60, 4, generator=generator, dtype=torch.float64)
+        pairs.append((30 + 10 * x, (x @ w).argmax(1)))
+    data = Federation.from_clients(pairs, unseen=2, seed=0)
+    found = {}
+    for policy in ("average", "local"):
+        sim = tiny.simulation(method, "bn", data=data, buffers=policy, batch=10, epochs=2)
+        for _ in range(20):
+            sim.round()
+        found[policy] = sim.evaluate().stages["unseen_served"].test["accuracy"].mean()
+    assert found["local"] > found["average"] - 0.1
+    assert found["local"] > 0.7
+
+
 def test_buffers_server_stay_as_the_server_started(tiny):
     """Everybody uses the server's statistics; they are sent down but never up, and never change."""
     sim = tiny.simulation(model="bn", buffers="server")
