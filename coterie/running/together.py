@@ -45,6 +45,7 @@ class Call:
         return self.cohort.round
 
     def compute(self) -> Any:
+        self.cohort.spent = 0 * self.cohort.spent  # a joint attempt that was given up has left its steps
         return self.function(self.method, self.cohort, *self.records)
 
 
