@@ -143,6 +143,37 @@ def test_the_advice_begins_with_it_when_nothing_was_learned(unlearnable):
     assert report.record(pilot, "")["learned"] is False
 
 
+def numbers(learnable):
+    rng = np.random.default_rng(0)
+    found = []
+    for k in range(6):
+        x = rng.standard_normal((40, 3)).astype(np.float32)
+        found.append((x, (x.sum(1) if learnable else 5 * k + rng.standard_normal(40)).astype(np.float32)))
+    return Federation.from_clients(found, val=0.2)
+
+
+def test_advice_where_everything_diverges_is_a_sentence():
+    with pytest.raises(CoterieError, match="no method of the pilot can be advised: each diverged"):
+        advise(model("linear", (3,), 1), numbers(True), rounds=4, seeds=1, lr=1e6, device="cpu", newcomers="none")
+
+
+def test_a_regression_that_learned_nothing_is_advised_no_method():
+    """Targets of a client alone that do not depend on the inputs: nothing beats the mean of its training targets,
+    whose score is recomputed here. Of targets that do, a method is taken."""
+    data = numbers(False)
+    pilot = advise(model("linear", (3,), 1), data, rounds=4, seeds=1, lr=0.1, device="cpu", newcomers="none")
+    first = report.sentences(pilot)[0]
+    assert "always answering the mean of the client's training targets" in first
+    for i, found in enumerate(pilot.findings.guess):
+        middle = data.client(i, "train")[1].double().mean()
+        assert -found == pytest.approx(float((data.client(i, "val")[1] - middle).square().mean()))
+    assert "Take" not in report.markdown(pilot, "coterie compare local")
+    assert "coterie compare" not in report.markdown(pilot, "coterie compare local")
+    assert report.record(pilot, "")["method"] is None
+    learned = advise(model("linear", (3,), 1), numbers(True), rounds=8, seeds=1, lr=0.1, device="cpu", newcomers="none")
+    assert report.sentences(learned)[0].startswith("Take")
+
+
 # -- the words ---------------------------------------------------------------------------------------------------------
 
 

@@ -99,10 +99,6 @@ def test_a_method_that_diverged_is_named_and_not_ranked():
     """FedAvg's numbers are the best, those of a client whose loss is not finite; Local is the best that counts."""
     good, fake = ([0.8, 0.8], 0.5), ([0.95, 0.95], [0.5, np.inf])
     runs = [result("local", ([0.5, 0.5], 0.7), good), result("fedavg", ([0.96, 0.0], [0.7, np.inf]), fake)]
-    lines = {(line.method, line.stage): line for line in rows(runs)}
-    assert lines["fedavg", "served"].outcome == "diverged"
-    assert lines["fedavg", "served"].diverged == 1
-    assert lines["local", "served"].outcome == ""
     said = verdict(runs)
     assert "fedavg (served) and fedavg + fine-tune diverged: the loss of 1 of 2 clients is not finite" in said
     assert "For the mean over clients, local (served) is best with 80.00 %. fedavg + fine-tune diverged." in said
@@ -111,14 +107,18 @@ def test_a_method_that_diverged_is_named_and_not_ranked():
                                         "fine-tune diverged.")
     assert "✗: diverged; not ranked." in markdown(runs)
     assert "**✗" not in markdown(runs)
+    lines = {(line.method, line.stage): line for line in rows(runs)}
+    assert lines["fedavg", "served"].outcome == "diverged"
+    assert lines["fedavg", "served"].diverged == 1
+    assert lines["local", "served"].outcome == ""
 
 
 def test_round_0_is_never_best_without_a_word():
     """The untrained models have 60 %, training makes it 50 %: nobody is called best, and the reason is said."""
     runs = [result(name, ([0.6, 0.6], 0.5), ([0.5, 0.5], 0.6)) for name in ("local", "fedavg")]
+    assert "learned nothing: the models before training, round 0, were the best on validation data" in verdict(runs)
     line = next(line for line in rows(runs) if line.stage == "served")
     assert (line.outcome, line.rounds) == ("learned nothing", (0,))
-    assert "learned nothing: the models before training, round 0, were the best on validation data" in verdict(runs)
     adapted = next(line for line in rows(runs) if line.stage == "adapted")
     assert adapted.outcome == ""  # local training made it, and the words say that the rounds did not
     assert "did best at round 0 on validation data" in adapted.why
@@ -171,22 +171,20 @@ def test_regression_is_measured_against_the_mean_of_each_clients_targets(tmp_pat
         better = scores.test["loss"].mean() < guess.mean()
         assert better == (lr == 0.1)
         for one in (run, Folder(tmp_path / f"{lr}").result(), replace(run, folder=None)):
-            line = rows([one])[0]
-            assert bool(line.outcome) == (not better)  # where nothing moved at all, round 0 is reported
-            if not better:
-                guessing = "No stage does better than always answering the mean of the client's training targets"
-                assert verdict([one]).startswith(guessing)
+            guessing = "No stage does better than always answering the mean of the client's training targets"
+            assert verdict([one]).startswith(guessing) == (not better)
+            assert bool(rows([one])[0].outcome) == (not better)
 
 
 def test_a_regression_that_diverged_names_no_winner(tmp_path, monkeypatch, capsys):
     """On the terminal, in the table, in comparison.csv, on the page, by show; the table is not empty."""
     results = diverging(tmp_path)
-    assert all(line.outcome == "diverged" for line in rows(results))
     assert answer(results)["headline"] == "Every method diverged, so none is best."
     assert answer(results)["sentences"] == []
     said = verdict(results)
     assert "is best with" not in said
     assert "leads" not in said
+    assert all(line.outcome == "diverged" for line in rows(results))
     with to_csv(results, tmp_path / "comparison.csv").open() as file:
         assert {line["outcome"] for line in csv.DictReader(file)} == {"diverged"}
     shown = in_process_shown(["show", str(tmp_path / "out")], monkeypatch, capsys).out
