@@ -113,7 +113,7 @@ def test_they_kept_the_last_round_alone_which_is_handed_out_with_a_word(old, cot
         assert facts["round"] == last
         if best != last:
             said.append(best)
-            note = f"Round {best} was chosen on validation data, but an earlier version of coterie kept the state of the"
+            note = f"Round {best} was chosen on validation data, but an earlier version of coterie kept the state"
             assert note in told
             assert note in facts["note"]
             assert facts["when"] == "last"
