@@ -78,7 +78,7 @@ class HandedOut:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptStates:
     """The states of a run that models can be made from, by round; each is read when it is asked for."""
 
     last: int  # the round of the last state, which is always there

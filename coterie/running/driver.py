@@ -16,7 +16,7 @@ from coterie.evaluation.score import Evaluation
 from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import validation_score
 from coterie.running import checkpoint, chosen
-from coterie.running.chosen import Keeps, Kept, State
+from coterie.running.chosen import Keeps, KeptStates, State
 from coterie.running.confusion import Matrices, without
 from coterie.running.folder import Folder
 from coterie.running.rate import Watch
@@ -174,11 +174,11 @@ class Driver:
         tensors, private = self.simulation.snapshot(copies=False)[0], self.simulation.method.aggregator.private
         return chosen.keeps(tensors, self.simulation.init.row, private)
 
-    def _states(self) -> Kept:
+    def _states(self) -> KeptStates:
         if self.folder is not None:
             return self.folder.kept()
         states = {t: partial(_as_it_is, state) for t, state in self._held.items()}
-        return Kept(self.simulation.rounds_done, states, self._keeps())
+        return KeptStates(self.simulation.rounds_done, states, self._keeps())
 
     def _save(self) -> None:
         """A checkpoint, unless there is one of just this state and these records."""

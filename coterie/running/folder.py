@@ -43,7 +43,7 @@ from coterie.evaluation.stages import SEEN, STAGES
 from coterie.evaluation.summary import since_arrival, summarise
 from coterie.registry import respelled
 from coterie.running import checkpoint, confusion
-from coterie.running.chosen import Keeps, Kept, State
+from coterie.running.chosen import Keeps, KeptStates, State
 from coterie.running.result import Result
 from coterie.running.targets import constants
 
@@ -203,13 +203,13 @@ class Folder:
         found = {path: re.fullmatch(r"chosen-(\d+)\.safetensors", path.name) for path in self.path.glob("chosen-*")}
         return {int(name[1]): path for path, name in found.items() if name is not None}
 
-    def kept(self) -> Kept:
+    def kept(self) -> KeptStates:
         """The states that models can be made from."""
         with _reading(self.checkpoint):
             meta = checkpoint.header(self.checkpoint)
             last, keeps = int(meta["round"]), meta.get("keeps")
         states = {t: partial(self._state, path, t) for t, path in {**self._chosen(), last: self.checkpoint}.items()}
-        return Kept(last, states, keeps if keeps in get_args(Keeps) else None)
+        return KeptStates(last, states, keeps if keeps in get_args(Keeps) else None)
 
     def _state(self, path: Path, t: int) -> State:
         tensors, meta = checkpoint.load(path)

@@ -21,7 +21,7 @@ from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.stages import ADAPTED, SERVED, basis
 from coterie.evaluation.summary import chosen_round, validated
 from coterie.running import confusion
-from coterie.running.chosen import HandedOut, Kept, State, When
+from coterie.running.chosen import HandedOut, KeptStates, State, When
 from coterie.running.confusion import Confusion, Counts
 
 __all__ = ["InMemory", "Result", "When"]
@@ -63,7 +63,7 @@ class Result:
     matrices: Mapping[tuple[str, int], Counts] = field(default_factory=dict, repr=False, compare=False)
     """Of a run without a folder: the confusion counts by stage and round."""
     notes: tuple[dict[str, Any], ...] = ()  # what the run said of itself while it went on, see `running.rate`
-    kept: Kept | None = field(default=None, repr=False, compare=False)
+    kept: KeptStates | None = field(default=None, repr=False, compare=False)
     """The states beside the last one, of a run that is in memory."""
     _views: dict[int, InMemory] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -110,10 +110,10 @@ class Result:
         """The round whose models `model_for` gives: the one that `at(stage, when)` scored, as long as it is kept."""
         return self._in_memory()[1].hand_out(self.history, stage, when)
 
-    def _in_memory(self) -> tuple[InMemory, Kept]:
+    def _in_memory(self) -> tuple[InMemory, KeptStates]:
         if self.simulation is None:
             raise CoterieError("this result was read from files without its data; resume the run to get its models.")
-        return self.simulation, self.kept or Kept(self.simulation.rounds_done)
+        return self.simulation, self.kept or KeptStates(self.simulation.rounds_done)
 
     def model_for(self, client: int | str, adapted: bool = False, when: When = "chosen") -> nn.Module:
         """The model a client deploys (`adapted`: after local training), ready for inference.
