@@ -30,7 +30,9 @@ def unknown(
     """
     names = sorted(known)
     meant = (other_words or {}).get(given.lower().replace("_", "").replace("-", ""), "")
-    near = [meant] if meant in names else get_close_matches(given.lower(), names, n=1, cutoff=0.6)
+    spelled = {name.lower(): name for name in names}
+    alike = [spelled[name] for name in get_close_matches(given.lower(), spelled, n=1, cutoff=0.6)]
+    near = [meant] if meant in names else alike
     if " " in meant:
         hint = f"{meant.replace('{}', value)}."
     else:

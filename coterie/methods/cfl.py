@@ -128,10 +128,9 @@ class CFL(Clustered):
                 "be used and exported, but it cannot be continued: start it anew."
             )
         leaf, leaves = server.cluster[up.ids], len(server.rows)
-        moves = up.layout.cut(up.update, "parameters")
+        moves, means = up.layout.cut(up.update, "parameters"), self.means(up, leaf, leaves)
         length = lengths(moves).to(moves.device)
         finite = torch.isfinite(length)
-        means = self.means(up, leaf, leaves)
         still = lengths(up.layout.cut(means, "parameters")).to(moves.device)
         early = server.early
         if up.round < max(self.split_after, 1) and torch.isfinite(still[0]):  # there is one leaf as yet

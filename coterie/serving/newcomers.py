@@ -102,7 +102,7 @@ def personalize(
     x, y = desk.checked(*data, name)
     if future is not None and future < 1:
         raise CoterieError(f"the interval is for at least 1 further sample, not {future}.")
-    desk.group = None if group is None else groups.coded(group, n)
+    desk.group = other.group = None if group is None else groups.coded(group, n)
     outer = cut(np.arange(n), FOLDS, generator(seed, "folds"), desk.group)
     asked = adapt == "auto"
     inner = [cut(kept, INNER, generator(seed, "inner", k), desk.group) if asked else []

@@ -12,6 +12,7 @@ import torch
 import coterie
 from coterie import cli
 from coterie.data import SPLITS, Federation, digits, partition
+from coterie.flower.job import Job, fresh_id
 from coterie.flower.site import site_at
 from coterie.models import model
 from coterie.running.experiment import Experiment, read_experiment
@@ -131,10 +132,8 @@ def test_a_site_follows_the_groups_of_its_file(tmp_path):
     lesion = np.repeat(np.arange(12), 4)
     np.savez(tmp_path / "a.npz", x=np.arange(48, dtype=np.float32)[:, None], y=np.arange(48) % 2, group=lesion)
 
-    class Job:
-        classes = 2
-
-    made = site_at("wien", tmp_path / "a.npz", tmp_path)._data(Job())
+    asked = Job(experiment=fresh_id(), method="fedavg", model="linear", shape=(1,), classes=2, outputs=2)
+    made = site_at("wien", tmp_path / "a.npz", tmp_path)._data(asked)
     held = [set(lesion[made.client(0, split)[0][:, 0].long()]) for split in SPLITS]
     assert sum(map(len, held)) == 12
     assert len(set().union(*held)) == 12
