@@ -28,6 +28,7 @@ from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.options import in_words, options, ranges, spelled
 from coterie.running.experiment import Experiment, with_settings
+from coterie.running.outcome import diverged
 from coterie.running.training import Training
 
 CLASSES: dict[str, dict[str, Any]] = {
@@ -193,10 +194,11 @@ def trained(kind: str, name: str, given: dict[str, Any], number: int) -> coterie
 
 
 def wrong(result: coterie.Result) -> str:
-    """What stays silent in a run: a row or state that is not finite while the loss that is recorded is; else empty."""
-    # A run whose recorded loss is not finite is called diverged wherever its numbers are read.
+    """What stays silent in a run: a row, loss or state that is not finite in a run that is not called diverged."""
     sim: Any = result.simulation
     loss = result.at(when="last").test["loss"]  # [clients]
+    if not np.isfinite(loss).all() and not diverged(result):
+        return f"the losses are {loss}, and the run is not called diverged"
     rows = torch.stack([sim.row(client) for client in range(len(loss))])
     silent = ~torch.isfinite(rows).all(1).numpy() & np.isfinite(loss)
     if silent.any():

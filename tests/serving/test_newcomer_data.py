@@ -77,11 +77,11 @@ def test_the_estimate_is_not_fooled_by_copies(run):
     free, kept = (personalize(saved, samples, adapt="yes", group=ids) for ids in (None, group))
     assert free.estimate.value > 0.5
     assert kept.estimate.value < 0.3
-    assert "Samples were held out by their 20 groups" in kept.why[-1]
+    assert any("Samples were held out by their 20 groups" in why for why in kept.why)
     assert kept.facts["groups"] == 20
     assert not any("held out by" in why for why in free.why)
     same = personalize(saved, samples, adapt="yes", group=np.zeros(60))
-    assert "All its samples are of one group" in same.why[-1]
+    assert any("All its samples are of one group" in why for why in same.why)
 
 
 def test_validation_samples_of_a_newcomer_are_whole_groups(run):

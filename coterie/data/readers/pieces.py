@@ -381,16 +381,16 @@ def with_class_names(source: Source, names: Sequence[str], where: str) -> Source
                            "regression.")
     if len(set(names)) != len(names):
         raise CoterieError(f"class_names names one class twice: {', '.join(names)}.")
-    if source.classes is not None:
-        if not all(_is_whole(name) for name in source.classes):
-            raise CoterieError(f"the labels in {where} are names already ({', '.join(source.classes[:4])}); "
-                               f"classes={','.join(source.classes[:4])},... fixes their order.")
-        there = len(source.classes)
-        if len(names) != there:
-            raise CoterieError(f"class_names has {counted(len(names), 'name')} for the {there} classes in {where}.")
-    elif int(source.y.max()) >= len(names):
+    if source.classes is not None and not all(_is_whole(name) for name in source.classes):
+        raise CoterieError(f"the labels in {where} are names already ({', '.join(source.classes[:4])}); "
+                           f"classes={','.join(source.classes[:4])},... fixes their order.")
+    there = int(source.y.max()) + 1 if source.classes is None else len(source.classes)
+    counted_from_0 = source.classes is None or source.classes == tuple(str(k) for k in range(there))
+    if there > len(names) or not counted_from_0:  # a newcomer's numbers are looked up by the same rule, from 0
+        last = source.classes[-1] if source.classes is not None else there - 1
         raise CoterieError(f"class_names has {counted(len(names), 'name')}, for the labels 0 to {len(names) - 1}, but "
-                           f"the labels in {where} go up to {int(source.y.max())}.")
+                           f"the labels in {where} go up to {last}; write names in place of the numbers, or give "
+                           "a name for every number from 0 on.")
     return replace(source, classes=tuple(names))
 
 
