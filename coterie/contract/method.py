@@ -38,6 +38,18 @@ class Uploads:
         """`[m]`: 1 / m, for methods in which clients count alike."""
         return torch.full_like(self.share, 1 / len(self.share))
 
+    @property
+    def finite(self) -> Tensor:
+        """`[m]`: whose uploads hold finite numbers alone; one that diverged would spread by sums, even at weight 0."""
+        told = [t.flatten(1) for t in self.tensors.values() if t.is_floating_point() and t.shape[1:].numel()]
+        return torch.stack([torch.isfinite(t).all(1) for t in told]).all(0)
+
+    @property
+    def learned(self) -> Tensor:
+        """The `update` `[m, ...]`, with 0 for those who sent a number that is not finite."""
+        update = self.tensors["update"]
+        return torch.where(self.finite.view(-1, *[1] * (update.ndim - 1)), update, 0)
+
     def share_in(self, cluster: Tensor, clusters: int, weighted: bool = True) -> Tensor:
         """`[m] -> [m, K]`: n_i / n_k (1 / m_k unless `weighted`) for client i of cluster k, and 0 in other clusters."""
         member = torch.nn.functional.one_hot(cluster, clusters).double()

@@ -33,7 +33,8 @@ class APFL(FedAvg):
     at the trained models on all training samples: alpha <- clip(alpha - alpha_lr (<v - w, grad(m)> + rho alpha), 0, 1)
     with `alpha_lr` by default the run's. The running statistics of v are those of the mixture it was trained in.
     `form=pfllib`: v takes grad(v), alpha moves each batch by <v - w, alpha grad(v) + (1 - alpha) grad(w)> + rho alpha,
-    and after the round the mixture replaces v and is deployed as it is.
+    and after the round the mixture replaces v and is deployed as it is. Clients count by n_i in theta, where the paper
+    counts them alike.
     """
 
     alpha: Share = 0.5

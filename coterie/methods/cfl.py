@@ -54,7 +54,7 @@ class CFL(Clustered):
     than `explained` + 2 / (m - 1) of the spread of the m members' directions: any cut of unrelated updates explains
     1 / (m - 1), and clients with data of one kind, who differ by chance, stay together. Of three clients, or four that
     are not exactly opposed, that cannot be told. Clients that did not take part are placed by their last update; who
-    has none stays. Norms and cosines are those of the parameters.
+    has none stays. No half has fewer clients than the aggregator needs. Norms and cosines are those of the parameters.
 
     An update that is not finite takes part in its cluster's mean, as in FedAvg, and in nothing else: a mean that is not
     finite never splits, and where a robust aggregator keeps it finite its client is placed by its last finite update.
@@ -123,10 +123,8 @@ class CFL(Clustered):
 
     def merge(self, server: Tree, up: Uploads) -> Record:
         if server.early.isnan().any():
-            raise CoterieError(
-                "this run of cfl was begun by an earlier version, which split clusters by another rule; its models can "
-                "be used and exported, but it cannot be continued: start it anew."
-            )
+            raise CoterieError("this run of cfl was begun by an earlier version, which split clusters by another rule;
+            its " "models can be used and exported, but it cannot be continued: start it anew.")
         leaf, leaves = server.cluster[up.ids], len(server.rows)
         moves, means = up.layout.cut(up.update, "parameters"), self.means(up, leaf, leaves)
         length = lengths(moves).to(moves.device)
@@ -140,6 +138,7 @@ class CFL(Clustered):
         tree = replace(server, moves=known, early=early)
         for c in range(leaves) if up.round >= self.split_after else []:
             longest = torch.where(finite & (leaf == c), length, 0).max()
+            longest = longest * bool((leaf == c).sum() >= self.aggregator.minimum)  # else its mean is 0, and not still
             if still[c] < self.eps1 * unit and longest > self.eps2 * unit:
                 tree = self.split(tree, c)
         if len(tree.rows) > leaves:
@@ -159,7 +158,8 @@ class CFL(Clustered):
         angles = cosines(moves)
         right, across = bipartition(angles)
         apart = self.explained is None or told_apart(angles, right) > self.explained + 2 / (len(members) - 1)
-        if 1 - across <= max(2 * self.gamma**2, 1e-9) or not apart:
+        frozen = min(int(right.sum()), int((~right).sum())) < self.aggregator.minimum
+        if 1 - across <= max(2 * self.gamma**2, 1e-9) or not apart or frozen:
             return tree
         right = right.to(moves.device)
         return replace(

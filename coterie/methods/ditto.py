@@ -18,7 +18,8 @@ class Ditto(FedAvg):
     """v_i <- v_i - lr (grad + lam (v_i - theta)) stays with its client; theta is FedAvg's and does not depend on v_i.
 
     theta is the model as it was received. v_i starts at theta and takes `personal_epochs` local epochs a round at the
-    learning rate `personal_lr`, both by default the run's.
+    learning rate `personal_lr`, both by default the run's. Clients count by n_i in theta, where the paper counts them
+    alike.
     """
 
     lam: NonNegative = 1.0

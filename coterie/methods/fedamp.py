@@ -66,7 +66,8 @@ class FedAMP(Personal):
     the size of a model, so by default sigma is the median squared distance of two clients and alpha is sigma / M in
     xi and 1 in the pull. An alpha of one's own with that sigma starts as Local, all models being equal; should the
     others come to weigh more than 1 they are divided by their sum, so that no client is pushed away from its own model.
-    An alpha above sigma / (M - 1), both given, is refused. Distances are those of the parameters. PFLlib's program,
+    An alpha above sigma / (M - 1), both given, is refused. Distances are those of the parameters. Of a client
+    that diverged the server keeps the last finite model. PFLlib's program,
     where the pull has no gradient, is the preset `pfllib`; it is Local. With `by=cosine` (HeurFedAMP) xi_ii is `own`
     and xi_ij for j != i is proportional to exp(sigma cos(w_i, w_j)), by default with sigma = 1 / median(1 - cos).
     """
@@ -147,5 +148,5 @@ class FedAMP(Personal):
         return gradient + self.lam / (self.alpha or 1.0) * (row - given.u)
 
     def merge(self, server: Cloud, up: Uploads) -> Record:
-        rows = server.rows.index_add(0, up.ids, up.update)
+        rows = server.rows.index_add(0, up.ids, up.learned)
         return Cloud(rows, self.mixtures(up.layout.cut(rows, "parameters")))

@@ -40,23 +40,25 @@ class FedDyn(Method):
     """theta_i ~ argmin_w L_i(w) - <g_i, w> + alpha/2 |w - theta|^2 by SGD; g_i <- g_i - alpha (theta_i - theta).
 
     Server: s <- s - alpha/M sum_i (theta_i - theta), theta <- mean theta_i - s / alpha, over the participants and
-    counting alike, so that s is the mean of all g_i whoever takes part. With a robust aggregator clients upload g_i,
-    too, and s <- s + m/M (mean g_i - s), the mean over those of the m it keeps. `gradient_clip` bounds the norm of each
-    step's gradient. `norm_power=1` takes the norm unsquared, as PFLlib does: a pull of constant strength alpha/2.
-    `norm_power=0` keeps of the square only what is linear in w, -alpha <theta, w>, as FL-bench does: nothing holds w
-    near theta. `by_size` divides a client's alpha by n_i M / n, as FL-bench does: whoever has more data is held less.
+    counting alike, so that s is the mean of all g_i (of g_i alpha / alpha_i with `by_size`) whoever takes part. With a
+    robust aggregator clients upload g_i, too, and s <- s + m/M (mean g_i - s), the mean over those of the m it keeps.
+    `gradient_clip` bounds the norm of each step's gradient. `norm_power=1` takes the norm unsquared, as PFLlib does: a
+    pull of constant strength alpha/2. `norm_power=0` keeps of the square only what is linear in w, -alpha <theta, w>,
+    as FL-bench does: nothing holds w near theta. `by_size` divides a client's alpha by n_i M / n, as the authors'
+    program and FL-bench do: whoever has more data is held less.
     """
 
     alpha: Positive = 0.1
     """Strength of the dynamic term that brings clients to a common optimum; the paper takes 0.001 to 0.1 (0.01 for
     CIFAR), of which this is the strongest: with it the results of these pages were made."""
     gradient_clip: Positive | None = 10.0
-    """Largest norm of a step's gradient, 10 as in FL-bench, so that the tilt does not run away; none does not clip, as
-    in the paper's equations."""
+    """Largest norm of a step's gradient, 10 as in the authors' program and in FL-bench, so that the tilt does not run
+    away; none does not clip, as in the paper's equations."""
     norm_power: Annotated[int, Range(at_least=0, at_most=2)] = 2
     """2 as in the paper, 1 as in PFLlib (norm not squared), 0 as in FL-bench (no pull to the shared model)."""
     by_size: bool = False
-    """Whether a client's alpha is divided by n_i M / n, as in FL-bench; a client then tells its number of samples."""
+    """Whether a client's alpha is divided by n_i M / n, as in the authors' program; a client then tells how many
+    samples it has."""
 
     family = "regularised"
     shared = "the model"
@@ -106,7 +108,8 @@ class FedDyn(Method):
         update = row - payload.row
         moved = cohort.layout.put(update, "buffers", update.new_zeros(()))  # which have no gradient
         term = mine.row - given["alpha"][:, None] * moved
-        return Upload(update=update, **({"term": term} if self.aggregator.robust else {})), Model(term)
+        told = {"term": (self.alpha / given["alpha"])[:, None] * term} if self.aggregator.robust else {}
+        return Upload(update=update, **told), Model(term)
 
     def strength(self, cohort: Cohort, payload: Model) -> Tensor:
         """Each client's alpha `[C]`."""

@@ -49,14 +49,17 @@ class FedFomo(Personal):
     omega_n = (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i| on validation data (on training data where there
     are none); theta_i is the client's model after its last round. The server adds up the raw omega a client reports
     and sends it the models of the `received` clients it gained most from, or, with probability `explore`, of
-    random ones. Distances are those of the parameters. Where no model helps, a client goes on from its own.
+    random ones. Distances are those of the parameters. Where no model helps, a client goes on from its own. Of a client
+    that diverged the server keeps the last finite model.
     """
 
     received: Count = 5
     """Models of other clients that a client receives."""
     explore: Share = 0.0
     """Probability, drawn anew for each client and round, that all models it receives are random ones instead of those
-    that helped most. The paper takes 0.3 and lowers it; 0 is as in PFLlib, which never draws."""
+    that helped most. The paper takes 0.3 and lowers it; 0 is as in PFLlib, which never draws: of many clients each is
+    then offered the first in order until they have hurt it, so draw where there are more than a few beyond
+    `received`."""
 
     family = "personalized aggregation"
     shared = "the models of other clients"
@@ -92,7 +95,9 @@ class FedFomo(Personal):
         apart = payload.rows - row[:, None]
         distance = torch.linalg.vector_norm(cohort.layout.cut(apart, "parameters"), dim=-1)
         omega = worth(cohort.loss(row, "val"), cohort.loss(payload.rows, "val"), distance)
-        return row + torch.einsum("ck,ckd->cd", normalised(omega), apart), omega
+        omega = torch.where(torch.isfinite(omega), omega, 0)  # a model that diverged is no help
+        w = normalised(omega)
+        return row + torch.einsum("ck,ckd->cd", w, torch.where(w[..., None] > 0, apart, 0)), omega
 
     def local(self, cohort: Cohort, payload: Offer, mine: Model) -> tuple[Upload, Record]:
         row, omega = self.mix(cohort, payload, mine.row)
@@ -104,6 +109,6 @@ class FedFomo(Personal):
         if (new := up.population - len(rows)) > 0:  # their first rounds: what they were sent by, and the mean till then
             rows = torch.cat([rows, rows.mean(0, keepdim=True).expand(new, -1)])
             gain = torch.nn.functional.pad(torch.cat([gain, gain.mean(0, keepdim=True).expand(new, -1)]), (0, new))
-        rows = rows.index_copy(0, up.ids, up.row)
+        rows = rows.index_copy(0, up.ids, torch.where(up.finite[:, None], up.row, rows[up.ids]))
         gain = gain.index_put((up.ids[:, None], up.who), up.omega.double(), accumulate=True)
         return replace(server, rows=rows, gain=gain, key=streams.key(server.key, "next"))

@@ -17,7 +17,7 @@ class FedRep(FedPer):
 
     The head trains for `head_epochs`, the body for `body_epochs` (`none`: the run's). `personal` names what stays, as
     in FedPer. Both phases use the batches of plain training, so that FedAvg and Local are its special cases; running
-    statistics in the body move in both.
+    statistics in the body move in both. p_i = n_i / n, where the paper counts clients alike.
     """
 
     head_epochs: CountOrZero = 5

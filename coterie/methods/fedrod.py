@@ -25,6 +25,7 @@ class FedROD(FedPer):
     The balanced softmax, with n_i the client's samples per class, trains body and generic head as if classes were
     equally frequent; the personal head p_i corrects its scores and, for the gradient stops (sg), touches nothing
     else. (phi, h_g) <- sum_i p_i (phi_i, h_gi). A client uses h_g(z) + p_i(z); p_i starts as a copy of h_g.
+    The paper's second form, a hypernetwork that writes p_i from the class shares, is not built.
     """
 
     gamma: NonNegative = 1.0

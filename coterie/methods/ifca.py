@@ -21,7 +21,8 @@ class IFCA(FewModels):
     The K models start from independent draws (equal ones would tie); an empty cluster keeps its model. A client's
     choice is the model of least training loss, the first on a tie. `clustered` names the part that clusters have of
     their own, such as `head`; the rest is one for all and averaged over everybody (the paper's weight sharing). The
-    paper knows K, e.g. 2 for CIFAR turned by 0 and 180 degrees; 3 is a guess.
+    paper knows K, e.g. 2 for CIFAR turned by 0 and 180 degrees; 3 is a guess. Its equations count clients alike, for
+    all have as much data there.
     """
 
     clustered: str = "all"

@@ -23,7 +23,7 @@ class PerFedAvg(FedAvg):
     w on D''. `order` drops the term H g (`first`), takes it as a difference quotient of gradients at w +- delta g
     (`hessian_free`; across the kinks of ReLU networks it is only tame for small alpha), or as it is (`exact`). alpha
     and beta are by default the run's learning rate. A client deploys theta after `adapt_steps` steps of size alpha on
-    its training batches (none: the run's local epochs).
+    its training batches (none: the run's local epochs). p_i = n_i / n, where the paper counts clients alike.
     """
 
     order: Literal["first", "hessian_free", "exact"] = "first"

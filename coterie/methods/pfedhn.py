@@ -40,9 +40,10 @@ class PFedHN(FedPer):
     linear output per trainable tensor: its bias starts as a fresh model, its weights at `spread` times the scale of
     that tensor. For psi the vector-Jacobian products of a round's participants are averaged; an embedding takes its own
     client's in full. All are clipped together to norm `hyper_clip` and taken by SGD with `hyper_momentum` and weight
-    `hyper_decay`. Buffers cannot be written so and are averaged. An unseen client fits an
-    embedding alone: `adapt` full gradient steps of size `adapt_lr` from the clients' mean. `personal` names a part that
-    H does not write: it stays with its client, as in FedPer, and is trained with the rest (pFedHN-PC: the head, which a
+    `hyper_decay`: a client whose update is very long takes most of the step, and none is kept from that; of one that
+    diverged nothing is learned. Buffers cannot be written so and are averaged. An unseen client fits an embedding
+    alone: `adapt` full gradient steps of size `adapt_lr` from the clients' mean. `personal` names a part that H does
+    not write: it stays with its client, as in FedPer, and is trained with the rest (pFedHN-PC: the head, which a
     newcomer fits last).
     """
 
@@ -145,13 +146,13 @@ class PFedHN(FedPer):
         return rows if self.personal == "none" else super().fit(cohort, rows)
 
     def merge(self, server: Hyper, up: Uploads) -> Record:  # type: ignore[override]
-        psi_slope, e_slope = self.back(server, server.e[up.ids], -up.update[:, server.columns])
+        psi_slope, e_slope = self.back(server, server.e[up.ids], -up.learned[:, server.columns])
         # psi serves them all, an embedding one
         psi_slope, e_slope = psi_slope / len(up.ids), torch.zeros_like(server.e).index_add(0, up.ids, e_slope)
         scale = self.hyper_clip / torch.stack([psi_slope.norm(), e_slope.norm()]).norm().clamp(min=self.hyper_clip)
         psi, psi_velocity = self.step(server.psi, scale * psi_slope, server.psi_velocity)
         e, e_velocity = self.step(server.e, scale * e_slope, server.e_velocity)
-        moved = server.row + self.aggregate(up.update, up.share, up.layout.only(f"~{self.personal}"))
+        moved = server.row + self.aggregate(up.learned, up.share, up.layout.only(f"~{self.personal}"))
         row = moved.index_copy(0, server.columns, server.row[server.columns])  # buffers alone are averaged
         return Hyper(psi, e, row, server.columns, psi_velocity, e_velocity)
 

@@ -19,6 +19,7 @@ from coterie.contract.layout import Layout
 from coterie.contract.mean import Mean
 from coterie.contract.method import Method, Uploads
 from coterie.contract.records import Each, Record, Upload
+from coterie.contract.shapes import Clustered, FewModels
 from coterie.errors import CoterieError
 from coterie.privacy.noise import lot
 from coterie.running import checkpoint
@@ -92,9 +93,13 @@ class Server:
     @staticmethod
     def notes(method: Method) -> list[str]:
         """What whoever starts a run should know of its aggregator."""
-        if not (method.aggregator.robust and method.unprotected):
-            return []
-        return [f"{method.name}+{method.aggregator.name}: the aggregator does not protect {method.unprotected}."]
+        plugged, said = method.aggregator, []
+        if plugged.robust and method.unprotected:
+            said.append(f"{method.name}+{plugged.name}: the aggregator does not protect {method.unprotected}.")
+        if plugged.minimum > 1 and isinstance(method, FewModels | Clustered):
+            said.append(f"{method.name}+{plugged.name}: a model that fewer than {plugged.minimum} clients of a round "
+                        "train stays as it is in that round, for the aggregator needs as many.")
+        return said
 
     # -- arrival ---------------------------------------------------------------------------------------------------
 

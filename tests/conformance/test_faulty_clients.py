@@ -217,3 +217,32 @@ def test_where_all_clients_are_broken_buffers_stay():
 
 def test_the_aggregators_made_for_faulty_clients_are_these():
     assert [name for name, cls in registry.aggregators().items() if cls.robust] == ROBUST
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("model", ["mlp", "bn"])
+@pytest.mark.parametrize("spec", ["fedamp", "fedamp:heur", "fedfomo", "pfedhn", "local"])
+def test_where_nothing_can_be_plugged_in_a_client_that_diverged_does_not_spread(tiny, spec, model, bad):
+    """These take no aggregator: the server keeps that client's last finite model, or learns nothing from it, and the
+    others go on. The sums of a round, 0 * NaN among them, would make all of them NaN."""
+    assert not registry.method(spec).averages
+    sim = run(tiny, spec, (*HONEST, FAULTY), bad, model, rounds=4)
+    rows = torch.stack([sim.row(i) for i in HONEST])
+    assert bool(torch.isfinite(rows).all())
+    moved = rows - torch.stack([run(tiny, spec, (*HONEST, FAULTY), bad, model, rounds=1).row(i) for i in HONEST])
+    assert bool((moved.norm(dim=1) > 0).all()), "and they still learn"
+
+
+def test_feddyn_by_size_is_the_same_under_an_aggregator_that_leaves_nobody_out(tiny):
+    """alpha_i differs between clients there; the server's s is of one alpha, whether it is summed or followed."""
+    sizes = (30, 20, 26, 24, 28, 22)
+    splits = [[pair[i] if k else (pair[i][0][:n], pair[i][1][:n]) for i, n in enumerate(sizes)]
+              for k, pair in enumerate(clients())]
+    data = Federation.from_splits(*splits, classes=3, names=[f"c{i}" for i in HONEST])
+    one, other = (tiny.simulation(f"feddyn:by_size=true{plus}", data=data, batch=10)
+                  for plus in ("", "+normclip:bound=1e6"))
+    for sim in (one, other):
+        for _ in range(3):
+            sim.round()
+    for name, t in one.server.state.tensors().items():
+        assert torch.allclose(t.double(), other.server.state.tensors()[name].double(), atol=1e-10), name

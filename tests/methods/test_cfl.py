@@ -1,5 +1,7 @@
 """CFL: its split by hand, what splits and what does not, and what an update that is not finite does."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -166,15 +168,15 @@ def test_an_update_that_is_not_finite_does_what_it_does_to_fedavg_and_no_more(ti
 
 def test_one_such_client_under_a_robust_aggregator_neither_splits_nor_stops_a_split(tiny):
     """Multi-Krum leaves one client out, so means are finite: clients that agree stay together, opposed ones do not."""
-    sim = equal_clients(tiny, 7, registry.method("cfl:relative=false,eps1=0.5,eps2=0.9,split_after=0+multikrum"))
-    alike = directed(sim, [[0.3]] * 7)
+    sim = equal_clients(tiny, 11, registry.method("cfl:relative=false,eps1=0.5,eps2=0.9,split_after=0+multikrum"))
+    alike = directed(sim, [[0.3]] * 11)
     alike[3] = float("nan")
-    tree = sim.method.merge(sim.server.state, uploads(sim, range(7), update=alike))
+    tree = sim.method.merge(sim.server.state, uploads(sim, range(11), update=alike))
     assert (len(tree.rows), bool(torch.isfinite(tree.rows).all())) == (1, True)
-    apart = directed(sim, [[1.0, 0.3], [-1.0, 0.3]] * 3 + [[0.0, 0.3]])
-    apart[6] = float("nan")
-    tree = sim.method.merge(tree, uploads(sim, range(7), update=apart))
-    assert tree.cluster[:6].tolist() == [0, 1] * 3
+    apart = directed(sim, [[1.0, 0.3], [-1.0, 0.3]] * 5 + [[0.0, 0.3]])
+    apart[10] = float("nan")
+    tree = sim.method.merge(tree, uploads(sim, range(11), update=apart))
+    assert tree.cluster[:10].tolist() == [0, 1] * 5
     assert torch.isfinite(tree.rows).all()
 
 
@@ -253,3 +255,20 @@ def test_an_earlier_tree_can_be_used_but_not_grown(tiny):
     assert torch.equal(sim.method.send(old, torch.arange(6)).row.each, sim.init.row.expand(6, -1))
     with pytest.raises(CoterieError, match="begun by an earlier version, which split clusters by another rule"):
         sim.method.merge(old, uploads(sim, range(6), update=directed(sim, [[1.0]] * 6)))
+
+
+@pytest.mark.parametrize(("clients", "leaves"), [(8, 1), (10, 2)])
+def test_no_half_is_smaller_than_the_aggregator_needs(tiny, clients, leaves):
+    """Krum needs 5: halves of 4 would never move again, for an aggregate of fewer is 0. With halves of 5 it splits."""
+    sim = equal_clients(tiny, clients, "cfl+krum")
+    moves = sim.layout.cut(directed(sim, [[1.0 if i % 2 else -1.0] for i in range(clients)]), "parameters")
+    assert len(sim.method.split(replace(sim.server.state, moves=moves), 0).rows) == leaves
+
+
+def test_a_leaf_with_too_few_answers_for_its_aggregator_does_not_stand_still(tiny):
+    """Of 10 clients that move as one, and would be cut were they still, 3 answer: Krum's aggregate of 3 is 0."""
+    sim = equal_clients(tiny, 10, "cfl+krum:faulty=1")
+    method = replace(sim.method, **AT_ONCE, explained=None)
+    opposed = directed(sim, [[1.0 if i % 2 else -1.0] for i in range(10)])
+    tree = replace(sim.server.state, moves=sim.layout.cut(opposed, "parameters"))
+    assert len(method.merge(tree, uploads(sim, range(3), update=opposed[:3])).rows) == 1
