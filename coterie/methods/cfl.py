@@ -123,8 +123,8 @@ class CFL(Clustered):
 
     def merge(self, server: Tree, up: Uploads) -> Record:
         if server.early.isnan().any():
-            raise CoterieError("this run of cfl was begun by an earlier version, which split clusters by another rule;
-            its " "models can be used and exported, but it cannot be continued: start it anew.")
+            raise CoterieError("this run of cfl was begun by an earlier version, which split clusters by another rule; "
+                               "its models can be used and exported, but it cannot be continued: start it anew.")
         leaf, leaves = server.cluster[up.ids], len(server.rows)
         moves, means = up.layout.cut(up.update, "parameters"), self.means(up, leaf, leaves)
         length = lengths(moves).to(moves.device)
