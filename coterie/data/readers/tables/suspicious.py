@@ -73,9 +73,9 @@ class Signs:
             return
         if self._full(len(values)):
             return
-        before = [] if self.last is None else [self.last]
+        before = [self.last] if isinstance(self.last, float) else []  # a text, where the file before holds texts
         steps = np.diff(np.concatenate([before, values]))
-        self.runs += int((steps != 0).sum()) + (self.last is None)
+        self.runs += int((steps != 0).sum()) + (not before)
         if len(steps) and self.counting:
             self.step = float(steps[0]) if self.step is None else self.step
             self.counting = bool(self.step != 0 and (steps == self.step).all())

@@ -135,3 +135,41 @@ def test_other_formats_say_the_index(tmp_path):
     file = root / "train" / "all_data_0.json"
     file.write_text(file.read_text().replace('"y": [0, 1, 0]', '"y": [0, -1, 0]', 1))
     assert "index 1 of train/all_data_0.json, client f00" in refused(root)
+
+
+# --- codes with leading zeros -----------------------------------------------------------------------------------------
+
+
+def test_labels_clients_and_groups_with_leading_zeros_are_names(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,label,client,patient\n1,01,01,007\n2,02,1,7\n3,1,01,007\n4,1,2,7\n")
+    source = load(path, group="patient")
+    assert source.classes == ("01", "02", "1")
+    assert source.y.tolist() == [0, 1, 2, 2]
+    assert source.client.tolist() == ["01", "1", "01", "2"]
+    assert source.group.tolist() == ["007", "7", "007", "7"]
+
+
+def test_features_and_targets_with_leading_zeros_stay_numbers(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,label\n01,010\n002,2\n3,3\n")
+    source = load(path, regression=True)
+    assert source.x.tolist() == [[1], [2], [3]]
+    assert source.y.tolist() == [10, 2, 3]
+    path.write_text("a,label\n01,01\n002,2.5\n3,3\n")  # 2.5 is measured, so 01 is
+    assert load(path).y.tolist() == [1, 2.5, 3]
+
+
+def test_leading_zeros_are_kept_whatever_a_site_s_own_file_shows(tmp_path):
+    """'01' of one file is '01' of the other, whose column has a word too, and of the schema's next table."""
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    (folder / "a.csv").write_text("ward,label\n01,01\n1,1\n")  # numbers alone
+    (folder / "b.csv").write_text("ward,label\n01,1\nx,1\n")
+    schema = str(tmp_path / "schema.json")
+    source = load(folder, schema=schema)
+    assert source.x.tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 1]]  # 01, 1 and x
+    assert (source.classes, source.y.tolist()) == (("01", "1"), [0, 1, 1, 1])
+    (tmp_path / "next.csv").write_text("ward,label\n01,01\n")
+    found = load(tmp_path / "next.csv", schema=schema)
+    assert (found.x.tolist(), found.y.tolist()) == ([[1, 0, 0]], [0])
