@@ -5,6 +5,7 @@ These are the only places that decide it, for arrays in Python and for every for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ EACH = 5
 """Samples a class on average, below which labels look like a number or an id: few-shot collections have 20."""
 RARE = 2
 """Samples up to which a class is rare; most classes of an id or of a measured number are."""
+
+NUMBER = re.compile(r"[+-]?\d+([.,]\d+)*")
+"""A number with points or commas, for decimals or thousands."""
 
 
 def are_targets(floating: bool, several: bool = False, regression: bool | None = None) -> bool:
@@ -125,6 +129,10 @@ def doubts(y: Tensor, names: Sequence[str] = ()) -> str:
         return (f"the labels are {len(counts)} different numbers for {len(y)} samples{how}, each taken as a class; "
                 "this looks like a number to predict (regression=true, in Python classes=0) or an id (label=COLUMN "
                 "names another column)")
+    if all(NUMBER.fullmatch(name) for name in names):
+        return (f"the labels are {len(counts)} different texts for {len(y)} samples{how}, each taken as a class; they "
+                f"look like numbers with commas, such as {names[0]}: take commas that mark thousands out of the file, or "
+                "read decimal ones with decimal=comma, and they are numbers to predict")
     return (f"the labels are {len(counts)} different names for {len(y)} samples{how}, each taken as a class; this "
             "looks like an id or free text (label=COLUMN names another column)")
 

@@ -255,3 +255,13 @@ def test_a_schema_carries_what_the_label_is_and_its_unit(tmp_path):
 def test_a_schema_keeps_the_order_of_the_classes_that_were_named(tmp_path):
     load(csv_of(tmp_path, ["b", "a", "c", "a"]), classes="c,b,a", schema=str(tmp_path / "s.json"))
     assert load(csv_of(tmp_path, ["a", "b", "a", "b"]), schema=str(tmp_path / "s.json")).y.tolist() == [2, 1, 2, 1]
+
+
+def test_many_labels_with_commas_are_said_to_look_like_numbers(tmp_path):
+    lines = [f'{k}.5,"{k + 10},{k % 7}00"' for k in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["dose,grade", *lines]) + "\n")
+    data = f"{tmp_path / 't.csv'}:label=grade,decimal=point"
+    federation = Experiment.of({"data": data, "methods": ["fedavg"]}).federation()
+    told = [note for note in federation.recipe["notes"] if "40 different texts" in note]
+    assert len(told) == 1
+    assert "they look like numbers with commas, such as 10,000" in told[0]

@@ -162,6 +162,8 @@ class _Found:
         if block.is_floating_point() and x.dtype != np.uint8:
             finite = torch.isfinite(block).flatten(1).all(1).numpy()
             self._strike(good, finite, piece, "samples hold NaN or infinite values")
+        if y.dtype.kind == "f":
+            self._strike(good, ~np.isinf(y).reshape(n, -1).any(1), piece, "samples have an infinite label")
         self._strike(good, _labelled(y), piece, UNLABELLED)
         if piece.group is not None and piece.group.dtype.kind in "OU":
             told = np.array([value is not None and str(value).strip() != "" for value in piece.group], dtype=bool)
@@ -409,7 +411,7 @@ def names(values: Sequence[str | None]) -> Array:
 
 def _labelled(y: Array) -> Array:
     if y.dtype.kind == "f":
-        return np.asarray(np.isfinite(y).reshape(len(y), -1).all(1))
+        return np.asarray(~np.isnan(y).reshape(len(y), -1).any(1))
     if y.dtype.kind == "O":
         return np.array([v is not None and v == v and str(v).strip() != "" for v in y], dtype=bool)
     return np.ones(len(y), dtype=bool) if y.dtype.kind != "U" else np.char.strip(y) != ""

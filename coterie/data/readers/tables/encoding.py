@@ -167,9 +167,23 @@ class _ColumnEncoder:
         return made | {k: v for k, v in more if v is not None}
 
     def _require_points(self, column: str) -> None:
-        """Refuse numbers with a decimal comma: as texts they would be categories without a word."""
+        """Refuse numbers with a decimal comma, and points among such: as texts they would be categories unsaid."""
         known = self.found[column]
-        if self.decimal == "auto" and not known.numeric and known.signs.commas and known.signs.comma:
+        signs = known.signs
+        if known.numeric or not signs.commas:
+            return
+        if self.decimal == "comma" and signs.point:
+            raise CoterieError(
+                f"column '{column}' holds numbers with a decimal point ({signs.point}), and decimal=comma is for all "
+                f"files: write all of them alike, or leave the column out with ignore={column}."
+            )
+        if self.decimal == "auto" and signs.comma and known.decimal:
+            raise CoterieError(
+                f"column '{column}' holds numbers with a comma in one file ({signs.comma}) and with a decimal point in "
+                "others: write all files alike, as decimal=comma is for all of them, and take commas that mark "
+                "thousands out."
+            )
+        if self.decimal == "auto" and signs.comma:
             raise CoterieError(
                 f"column '{column}' holds numbers with a comma ({known.signs.comma}): decimal=comma reads 3,5 as 3.5, "
                 "decimal=point takes them as texts, and commas that mark thousands must be taken out of the file."
@@ -286,7 +300,8 @@ class _ColumnEncoder:
 
     def _finite(self, block: Rows, good: Array, problems: Problems) -> None:
         """Strike rows with a number that is infinite, or too large for float32."""
-        for column in self._numbers():
+        label = [str(self.label)] if self.found[str(self.label)].numeric else []
+        for column in (*self._numbers(), *label):
             with np.errstate(over="ignore"):
                 huge = np.isinf(self._scaled(column, block.columns[column]).astype(np.float32)) & good
             for k in np.flatnonzero(huge).tolist():

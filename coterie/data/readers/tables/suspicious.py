@@ -22,6 +22,7 @@ DATE = re.compile(
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
 COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+([eE][+-]?\d+)?")
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 CODE = re.compile(r"\D{0,12}\d{2,}\D{0,4}")
 ID_WORDS = {"id", "ids", "uuid", "guid", "idx", "rowid", "mrn", "ssn", "identifier"}
 ROW_NAMES = {"index", "row index", "row", "row number", "rownumber", "index level 0", "#"}
@@ -48,8 +49,9 @@ class Signs:
     low: float = np.inf
     high: float = -np.inf
     dates: bool = True
-    commas: bool = True  # every text is a number with a decimal comma, or a plain one
+    commas: bool = True  # every text is a number with a comma, for decimals or thousands, or a plain one
     comma: str = ""  # the first of them, and where it stands
+    point: str = ""  # the first text that is a plain number with a point, and where it stands
     codes: bool = True
     numbers: int = 0  # texts that are numbers
     strange: str = ""  # the first text that is none, and where it stands
@@ -65,7 +67,7 @@ class Signs:
         if not len(values):
             return
         self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
-        self.dates = self.commas = self.codes = False
+        self.dates = self.codes = False
         if self.distinct is None:
             return
         if not (values == np.floor(values)).all():
@@ -90,8 +92,10 @@ class Signs:
             number = _is_number(value)
             self.numbers += number
             if self.commas and not number:
-                self.commas = COMMA.fullmatch(value) is not None
+                self.commas = COMMA.fullmatch(value) is not None or THOUSANDS.fullmatch(value) is not None
                 self.comma = self.comma or f"'{value[:40]}', {places(k)}"
+            if number and "." in value and not self.point:
+                self.point = f"'{value[:40]}', {places(k)}"
             if not number and not self.strange:
                 self.strange = f"'{value[:40]}', {places(k)}"
             self.dates = self.dates and DATE.fullmatch(value) is not None
