@@ -127,8 +127,8 @@ def doubts(y: Tensor, classes: int, names: Sequence[str] = ()) -> str:
                 "predict (label=COLUMN names another)?" if same else "")
     if classes == 1:
         called = f" ({names[0]})" if names else ""
-        return (f"all {counted(len(y), 'label')} are of one class{called}, so nothing can be learned from them; is this "
-                "the column to predict (label=COLUMN names another)?")
+        return (f"all {counted(len(y), 'label')} are of one class{called}, so nothing can be learned from them; is "
+                "this the column to predict (label=COLUMN names another)?")
     counts = np.unique(y.numpy(), return_counts=True)[1]
     few, rare = len(y) < EACH * len(counts), int((counts <= RARE).sum())
     if len(counts) < FEWEST or not (few or 2 * rare > len(counts)):
@@ -139,10 +139,11 @@ def doubts(y: Tensor, classes: int, names: Sequence[str] = ()) -> str:
         return (f"the labels are {len(counts)} different numbers for {len(y)} samples{how}, each taken as a class; "
                 "this looks like a number to predict (regression=true, in Python classes=0) or an id (label=COLUMN "
                 "names another column)")
-    if all(NUMBER.fullmatch(name) for name in names):
+    comma = next((name for name in names if "," in name), "")
+    if comma and all(NUMBER.fullmatch(name) for name in names):
         return (f"the labels are {len(counts)} different texts for {len(y)} samples{how}, each taken as a class; they "
-                f"look like numbers with commas, such as {names[0]}: take commas that mark thousands out of the file, or "
-                "read decimal ones with decimal=comma, and they are numbers to predict")
+                f"look like numbers with commas, such as {comma}: take commas that mark thousands out of the file, or "
+                "read decimal ones with decimal=comma, to predict numbers")
     return (f"the labels are {len(counts)} different names for {len(y)} samples{how}, each taken as a class; this "
             "looks like an id or free text (label=COLUMN names another column)")
 

@@ -257,7 +257,7 @@ def test_a_schema_keeps_the_order_of_the_classes_that_were_named(tmp_path):
     assert load(csv_of(tmp_path, ["a", "b", "a", "b"]), schema=str(tmp_path / "s.json")).y.tolist() == [2, 1, 2, 1]
 
 
-# -- what is pointed out ------------------------------------------------------------------------------------------------
+# -- what is pointed out -----------------------------------------------------------------------------------------------
 
 
 def notes_of(made, word):
@@ -271,6 +271,7 @@ def test_many_labels_with_commas_are_said_to_look_like_numbers(tmp_path):
     told = notes_of(federation(data), "40 different texts")
     assert len(told) == 1
     assert "they look like numbers with commas, such as 10,000" in told[0]
+    assert not notes_of(federation(csv_of(tmp_path, range(-20, 20))), "commas")  # whole numbers have none
 
 
 def test_labels_and_targets_that_are_all_equal_are_pointed_out(tmp_path):

@@ -113,8 +113,8 @@ def collect(
 def _spelled(classes: Sequence[str]) -> list[str]:
     """A note where classes differ in case or blanks alone."""
     pairs = [" and ".join(f"'{name}'" for name in each) for each in alike(classes)]
-    return [f"labels that differ in case or blanks alone are different classes: {'; '.join(pairs[:4])}; write them alike "
-            "if they are one"] if pairs else []
+    return [f"labels that differ in case or blanks alone are different classes: {'; '.join(pairs[:4])}; write them "
+            "alike if they are one"] if pairs else []
 
 
 def _explained(y: Tensor) -> list[str]:
@@ -170,7 +170,7 @@ class _Found:
             finite = torch.isfinite(block).flatten(1).all(1).numpy()
             self._strike(good, finite, piece, "samples hold NaN or infinite values")
         if y.dtype.kind == "f":
-            self._strike(good, ~np.isinf(y).reshape(n, -1).any(1), piece, "samples have an infinite label")
+            self._strike(good, np.asarray(~np.isinf(y).reshape(n, -1).any(1)), piece, "samples have an infinite label")
         self._strike(good, _labelled(y), piece, UNLABELLED)
         if piece.group is not None and piece.group.dtype.kind in "OU":
             told = np.array([value is not None and str(value).strip() != "" for value in piece.group], dtype=bool)

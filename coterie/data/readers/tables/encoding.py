@@ -249,15 +249,15 @@ class _ColumnEncoder:
         notes = []
         for column, words in ({} if self.text is not None else self.categories).items():
             if pairs := [" and ".join(f"'{word}'" for word in each) for each in alike(words or ())]:
-                notes.append(f"values of column '{column}' that differ in case or blanks alone are different categories: "
-                             f"{'; '.join(pairs[:4])}; write them alike if they are one")
+                notes.append(f"values of column '{column}' that differ in case or blanks alone are different "
+                             f"categories: {'; '.join(pairs[:4])}; write them alike if they are one")
         labels = set() if self.targets else self.found[str(self.label)].categories or set()
         others = labels - {"-1"}
         # -1 and 1 alone are a usual way to write two classes
         if "-1" in labels and others != {"1"} and others and all(word.isdecimal() for word in others):
-            notes.append(f"the labels in column '{self.label}' are -1 and whole numbers from 0 on, and -1 is taken as a "
-                         "class of its own; is -1 'no label'? Leave these cells empty then, and skip=true leaves their "
-                         "rows out")
+            notes.append(f"the labels in column '{self.label}' are -1 and whole numbers from 0 on, and -1 is taken as "
+                         "a class of its own; is -1 'no label'? Leave these cells empty then, and skip=true leaves "
+                         "their rows out")
         return notes
 
     def suspicions(self, table: Learned) -> list[str]:

@@ -261,8 +261,8 @@ def missing_codes(column: str, signs: Signs, n: int, mean: float, squares: float
     deviation = math.sqrt(max(squares, 0.0) / n) if ends else 0.0
     far = [v for v in ends if deviation > 0 and abs(v - mean) > FAR * deviation]
     return [f"column '{column}' holds {v:.0f} {ends[v]} times, far from its other values (about {mean:.3g}, deviation "
-            f"{deviation:.3g}); if it stands for a missing value, leave these cells empty in the file and fill the gaps "
-            "with fill=mean, or leave their rows out with skip=true" for v in far]
+            f"{deviation:.3g}); if it stands for a missing value, leave these cells empty in the file and fill the "
+            "gaps with fill=mean, or leave their rows out with skip=true" for v in far]
 
 
 def unused_groups(columns: Mapping[str, Array], clients: int) -> list[str]:
