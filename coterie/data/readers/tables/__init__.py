@@ -58,7 +58,7 @@ def table(
 
     roles = Roles(label, client, split, text, x, ignore, group)
     dialects = {file: Dialect.of(file, separator, decimal) for file in files if file.suffix in CSV}
-    known = kinds_of(dialects, _named_by(roles, schema, regression, path.is_dir()))
+    known = kinds_of(dialects, *_named_by(roles, schema, regression, path.is_dir()))
 
     def _rows(file: Path) -> Iterator[Rows]:
         return csv_rows(file, known, dialects[file]) if file in dialects else parquet_rows(file)
@@ -86,15 +86,16 @@ def table(
 
 def _named_by(
     roles: Roles, schema: str | Encoding | None, regression: bool | None = None, folder: bool = False
-) -> list[str]:
-    """The columns whose values are names even where they look like numbers: label, client, group and categories."""
+) -> tuple[list[str], str | None]:
+    """The columns whose values are names even where they look like numbers: client, group, categories; and the label,
+    None where it is a number to predict."""
     followed = (schema if isinstance(schema, dict) else read_schema(schema)) or {}
     targets = followed.get("regression") if regression is None else regression
     label = roles.label or followed.get("label") or "label"
     client = roles.client or (None if folder else followed.get("client") or "client")
-    found = [None if targets else label, client, roles.group or followed.get("group")]
+    found = [client, roles.group or followed.get("group")]
     found += [column for column, words in (followed.get("columns") or {}).items() if words is not None]
-    return [column for column in found if column is not None]
+    return [column for column in found if column is not None], None if targets else label
 
 
 def _said(dialects: Mapping[Path, Dialect]) -> list[str]:

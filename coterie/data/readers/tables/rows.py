@@ -126,18 +126,19 @@ class Kinds:
     codes: set[str] = field(default_factory=set)
 
 
-def kinds_of(dialects: Mapping[Path, Dialect], named: Iterable[str]) -> dict[Path, Kinds]:
+def kinds_of(dialects: Mapping[Path, Dialect], named: Iterable[str], label: str | None = None) -> dict[Path, Kinds]:
     """What the columns of csv files are; those that cannot be read are left out.
 
     01 and 1 are one number and two names. A file's column with leading zeros is one of texts where its values are
-    names: where it is one of the columns `named`, unless it holds measured numbers too, or a text in another file.
+    names: where it is one of the columns `named`, or a text in another file, or the `label` without measured numbers.
     """
     made: dict[Path, Kinds] = {}
     for path, dialect in dialects.items():
         with suppress(CoterieError):  # reading its rows says why
             made[path] = _kinds(path, dialect)
-    names_in = set(named) - {column for kinds in made.values() for column in kinds.decimals}
-    names_in |= {column for kinds in made.values() for column in kinds.texts}
+    names_in = {*named, *(column for kinds in made.values() for column in kinds.texts)}
+    if label is not None and not any(label in kinds.decimals for kinds in made.values()):
+        names_in.add(label)
     for kinds in made.values():
         kinds.texts |= kinds.codes & names_in
     return made

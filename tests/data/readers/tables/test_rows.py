@@ -158,6 +158,8 @@ def test_features_and_targets_with_leading_zeros_stay_numbers(tmp_path):
     assert source.y.tolist() == [10, 2, 3]
     path.write_text("a,label\n01,01\n002,2.5\n3,3\n")  # 2.5 is measured, so 01 is
     assert load(path).y.tolist() == [1, 2.5, 3]
+    path.write_text("a,client,label\n1,01,0\n2,1,1\n3,1.5,0\n")  # a client's name is never measured
+    assert load(path).client.tolist() == ["01", "1", "1.5"]
 
 
 def test_leading_zeros_are_kept_whatever_a_site_s_own_file_shows(tmp_path):
