@@ -232,10 +232,10 @@ class Federation:
             made["classes"] = list(called)
         if classes:
             require_labels(y, classes, bounds, names)
-            if doubt := doubts(y, made.get("classes", ())):
-                made["notes"] = [*made.get("notes", ()), doubt]
-                if declared is None and "data" not in made:  # made in Python, where nobody prints the notes
-                    warnings.warn(doubt, stacklevel=3)
+        if doubt := doubts(y, classes, made.get("classes", ())):
+            made["notes"] = [*made.get("notes", ()), doubt]
+            if declared is None and "data" not in made:  # made in Python, where nobody prints the notes
+                warnings.warn(doubt, stacklevel=3)
         whole = {**made, "split": split}
         return cls(x, y, bounds, len(parts) - unseen, classes, names, whole,
                    group=None if group is None else group[rows], unit=None if classes else unit)

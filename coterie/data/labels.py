@@ -5,7 +5,8 @@ These are the only places that decide it, for arrays in Python and for every for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ EACH = 5
 """Samples a class on average, below which labels look like a number or an id: few-shot collections have 20."""
 RARE = 2
 """Samples up to which a class is rare; most classes of an id or of a measured number are."""
+
+NUMBER = re.compile(r"[+-]?\d+([.,]\d+)*")
+"""A number with points or commas, for decimals or thousands."""
 
 
 def are_targets(floating: bool, several: bool = False, regression: bool | None = None) -> bool:
@@ -113,8 +117,18 @@ def placed(y: Tensor, own: Sequence[str] | None, classes: int, names: Sequence[s
     return torch.tensor([place[name] for name in own])[y]
 
 
-def doubts(y: Tensor, names: Sequence[str] = ()) -> str:
-    """A sentence where classes are so many for the samples that y looks like a number or an id; else none."""
+def doubts(y: Tensor, classes: int, names: Sequence[str] = ()) -> str:
+    """A sentence where nothing can be learned from y, as all of it is equal, or where classes are so many for the
+    samples that y looks like a number or an id; else none."""
+    if not classes:
+        same = len(y) > 1 and bool((y == y[0]).all())
+        value = ", ".join(f"{v:g}" for v in y[0].reshape(-1)[:4].tolist()) if same else ""
+        return (f"all {len(y)} targets are equal ({value}), so nothing can be learned from them; is this the column to "
+                "predict (label=COLUMN names another)?" if same else "")
+    if classes == 1:
+        called = f" ({names[0]})" if names else ""
+        return (f"all {counted(len(y), 'label')} are of one class{called}, so nothing can be learned from them; is "
+                "this the column to predict (label=COLUMN names another)?")
     counts = np.unique(y.numpy(), return_counts=True)[1]
     few, rare = len(y) < EACH * len(counts), int((counts <= RARE).sum())
     if len(counts) < FEWEST or not (few or 2 * rare > len(counts)):
@@ -125,8 +139,21 @@ def doubts(y: Tensor, names: Sequence[str] = ()) -> str:
         return (f"the labels are {len(counts)} different numbers for {len(y)} samples{how}, each taken as a class; "
                 "this looks like a number to predict (regression=true, in Python classes=0) or an id (label=COLUMN "
                 "names another column)")
+    comma = next((name for name in names if "," in name), "")
+    if comma and all(NUMBER.fullmatch(name) for name in names):
+        return (f"the labels are {len(counts)} different texts for {len(y)} samples{how}, each taken as a class; they "
+                f"look like numbers with commas, such as {comma}: take commas that mark thousands out of the file, or "
+                "read decimal ones with decimal=comma, to predict numbers")
     return (f"the labels are {len(counts)} different names for {len(y)} samples{how}, each taken as a class; this "
             "looks like an id or free text (label=COLUMN names another column)")
+
+
+def alike(names: Iterable[str]) -> list[list[str]]:
+    """Names that differ in case or blanks alone, those that are alike together."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(" ".join(name.casefold().split()), []).append(name)
+    return [each for each in found.values() if len(each) > 1]
 
 
 def _some(names: Sequence[str], most: int = 12) -> str:

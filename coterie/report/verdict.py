@@ -132,6 +132,10 @@ def troubles(results: Sequence[Result], found: Sequence[Case]) -> tuple[str, lis
     if against is not None and against.perfect:
         return ("Every client's test data are of one class, its most frequent one: they cannot tell methods apart.",
                 [*_went_wrong(found), *_retried(results)])
+    if against is not None and against.equal:
+        return ("Every client's test targets are the mean of its training targets, as where all targets are equal: a "
+                "constant answer is exact, and they cannot tell methods apart.",
+                [*_went_wrong(found), *_retried(results)])
     able = ranked(found)
     what = "method" if len({case.line.method for case in found}) > 1 else "stage"
     if not able:

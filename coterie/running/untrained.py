@@ -37,6 +37,8 @@ EXACT = 1e-6
 """Shares, and other numbers without a unit, are met to the digit."""
 ROUNDED = 1e-5
 """Of the constant answer's own score: how far one of float32 may be from it that is the same, whatever its unit."""
+MET = 1e-24
+"""The mean squared error of targets that are all equal, up to the rounding of their mean in float64."""
 
 SHARES = "answering each client's label shares, whatever the input"
 
@@ -126,6 +128,7 @@ class Level:
     own: Floats  # [clients] of each client's own answer, NaN where it is not known
     alike: Floats  # [clients, answers] of one answer for everybody
     slack: float  # how near a mean may be to that of constant answers to be the same
+    equal: bool = False  # targets that a constant answer of each client meets exactly
     blind: bool = False  # test data of one class for every client: a perfect model scores what a constant one does
 
     @property
@@ -136,7 +139,7 @@ class Level:
 
     def cut(self, clients: int) -> Level:
         """Of the first clients."""
-        return Level(self.words, self.own[:clients], self.alike[:clients], self.slack, self.blind)
+        return Level(self.words, self.own[:clients], self.alike[:clients], self.slack, self.equal, self.blind)
 
 
 def level(results: Sequence[Result], scale: Scale) -> Level | None:
@@ -153,7 +156,7 @@ def level(results: Sequence[Result], scale: Scale) -> Level | None:
     alike = np.zeros((len(own), 0)) if tested is None else by.alike(tested)
     known = own[np.isfinite(own)]
     slack = EXACT if scale.percent or not len(known) else ROUNDED * float(np.abs(known).mean())
-    return Level(by.words, own, alike, slack, of_one_class(seen))
+    return Level(by.words, own, alike, slack, blind=of_one_class(seen))
 
 
 def _entropy(results: Sequence[Result]) -> Constant | None:
@@ -173,7 +176,10 @@ def _of_targets(results: Sequence[Result], scale: Scale) -> Level | None:
     known = own[np.isfinite(own)]
     relative = name in (MSE().label, MAE().label)
     slack = ROUNDED * float(np.abs(known).mean()) if relative and len(known) else EXACT
-    return Level(of_targets(name), own, np.zeros((len(own), 0)), slack)
+    errors = found.get(MSE().label, own[:0])
+    errors = errors[np.isfinite(errors)]
+    equal = bool(len(errors)) and float(errors.max()) <= MET
+    return Level(of_targets(name), own, np.zeros((len(own), 0)), slack, equal)
 
 
 def of_targets(name: str) -> str:

@@ -255,3 +255,49 @@ def test_a_schema_carries_what_the_label_is_and_its_unit(tmp_path):
 def test_a_schema_keeps_the_order_of_the_classes_that_were_named(tmp_path):
     load(csv_of(tmp_path, ["b", "a", "c", "a"]), classes="c,b,a", schema=str(tmp_path / "s.json"))
     assert load(csv_of(tmp_path, ["a", "b", "a", "b"]), schema=str(tmp_path / "s.json")).y.tolist() == [2, 1, 2, 1]
+
+
+# -- what is pointed out -----------------------------------------------------------------------------------------------
+
+
+def notes_of(made, word):
+    return [note for note in made.recipe.get("notes", ()) if word in note]
+
+
+def test_many_labels_with_commas_are_said_to_look_like_numbers(tmp_path):
+    lines = [f'{k}.5,"{k + 10},{k % 7}00"' for k in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["dose,grade", *lines]) + "\n")
+    data = f"{tmp_path / 't.csv'}:label=grade,decimal=point"
+    told = notes_of(federation(data), "40 different texts")
+    assert len(told) == 1
+    assert "they look like numbers with commas, such as 10,000" in told[0]
+    assert not notes_of(federation(csv_of(tmp_path, range(-20, 20))), "commas")  # whole numbers have none
+
+
+def test_labels_and_targets_that_are_all_equal_are_pointed_out(tmp_path):
+    for label, said in (("2.5", "all 8 targets are equal (2.5)"), ("ill", "all 8 labels are of one class (ill)")):
+        told = notes_of(federation(csv_of(tmp_path, [label] * 8)), "nothing can be learned")
+        assert len(told) == 1
+        assert told[0].startswith(said)
+    for labels in (["2.5"] * 7 + ["2.6"], ["ill"] * 7 + ["well"]):
+        assert not notes_of(federation(csv_of(tmp_path, labels)), "nothing can be learned")
+    with pytest.warns(UserWarning, match="all 4 targets are equal"):
+        Federation.from_assignment(np.random.rand(4, 2), np.zeros(4), [np.arange(4)])
+
+
+def test_a_class_called_minus_one_is_asked_about_in_tables(tmp_path):
+    found = federation(csv_of(tmp_path, [-1, 0, 1, 0, 1, -1, 0, 1]))
+    assert found.classes == 3
+    assert "is -1 'no label'?" in notes_of(found, "-1")[0]
+    for labels in ([-1, 1] * 4, [-2, -1, 0, 1] * 2, [0, 1] * 4):  # two classes, a scale, and no -1
+        assert not notes_of(federation(csv_of(tmp_path, labels)), "no label")
+
+
+def test_labels_that_differ_in_case_or_blanks_alone_are_named(tmp_path):
+    found = federation(csv_of(tmp_path, ["Yes", "yes", "no", "no  idea", "no idea", "Yes", "yes", "no"]))
+    assert found.classes == 5
+    told = notes_of(found, "differ in case")
+    assert len(told) == 1
+    assert "'Yes' and 'yes'" in told[0]
+    assert "'no  idea' and 'no idea'" in told[0]
+    assert not notes_of(federation(csv_of(tmp_path, ["yes", "no"] * 4)), "differ in case")

@@ -142,3 +142,18 @@ def test_a_real_run_with_a_learning_rate_far_too_high(sites, tmp_path):
         assert tested.tolist() == sites.histogram("test").tolist()
         assert (held - tested).tolist() == (sites.histogram("train") + sites.histogram("val")).tolist()
         assert verdict([one]).startswith(("No stage does better", "No stage learned", "Every stage diverged"))
+
+
+@pytest.mark.parametrize("metric", ["mse", "mae"])
+@pytest.mark.parametrize("scale", ["true", "false"])
+def test_targets_that_are_all_equal_get_no_advice_on_scaling(tmp_path, metric, scale):
+    rows = "\n".join(f"{k % 7},{'ns'[k % 2]},30.1" for k in range(40))
+    (tmp_path / "t.csv").write_text(f"a,site,label\n{rows}\n")
+    runs = coterie.experiment({
+        "data": f"{tmp_path / 't.csv'}:client=site,scale={scale}", "methods": ["local", "fedavg"], "model": "linear",
+        "training": {"rounds": 2, "lr": 0.001, "metric": metric},
+    }).run()
+    said = verdict(runs)
+    assert said.startswith("Every client's test targets are the mean of its training targets, as where all targets are")
+    assert "inputs" not in said
+    assert answer(runs)["headline"] in said

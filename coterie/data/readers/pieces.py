@@ -20,7 +20,7 @@ from torch import Tensor
 
 from coterie import memory
 from coterie.data.features import Feature
-from coterie.data.labels import are_targets, written
+from coterie.data.labels import alike, are_targets, written
 from coterie.data.readers.refusals import EXAMPLES, MINUS_ONE, UNLABELLED, Problems
 from coterie.data.readers.samples import Pile
 from coterie.errors import CoterieError, counted
@@ -106,8 +106,15 @@ def collect(
         source = found.source(pile, name, classes, regression)
     finally:
         pile.close()
-    notes = [*notes, *([] if regression else _explained(source.y))]
+    notes = [*notes, *([] if regression else _explained(source.y)), *_spelled(source.classes or ())]
     return replace(source, notes=(*notes, *problems.settle(skip, name)))
+
+
+def _spelled(classes: Sequence[str]) -> list[str]:
+    """A note where classes differ in case or blanks alone."""
+    pairs = [" and ".join(f"'{name}'" for name in each) for each in alike(classes)]
+    return [f"labels that differ in case or blanks alone are different classes: {'; '.join(pairs[:4])}; write them "
+            "alike if they are one"] if pairs else []
 
 
 def _explained(y: Tensor) -> list[str]:
@@ -115,7 +122,7 @@ def _explained(y: Tensor) -> list[str]:
     if not y.is_floating_point() or y.ndim > 1 or not bool((y == y.floor()).all()):
         return []
     found = torch.unique(y)
-    if len(found) > MOST_WHOLE:
+    if not 1 < len(found) <= MOST_WHOLE:
         return []
     first, last = written(float(found[0])), written(float(found[-1]))
     return [f"the labels are whole numbers kept as floats ({len(found)} different ones, from {first} to {last}), so "
@@ -162,6 +169,8 @@ class _Found:
         if block.is_floating_point() and x.dtype != np.uint8:
             finite = torch.isfinite(block).flatten(1).all(1).numpy()
             self._strike(good, finite, piece, "samples hold NaN or infinite values")
+        if y.dtype.kind == "f":
+            self._strike(good, np.asarray(~np.isinf(y).reshape(n, -1).any(1)), piece, "samples have an infinite label")
         self._strike(good, _labelled(y), piece, UNLABELLED)
         if piece.group is not None and piece.group.dtype.kind in "OU":
             told = np.array([value is not None and str(value).strip() != "" for value in piece.group], dtype=bool)
@@ -409,7 +418,7 @@ def names(values: Sequence[str | None]) -> Array:
 
 def _labelled(y: Array) -> Array:
     if y.dtype.kind == "f":
-        return np.asarray(np.isfinite(y).reshape(len(y), -1).all(1))
+        return np.asarray(~np.isnan(y).reshape(len(y), -1).any(1))
     if y.dtype.kind == "O":
         return np.array([v is not None and v == v and str(v).strip() != "" for v in y], dtype=bool)
     return np.ones(len(y), dtype=bool) if y.dtype.kind != "U" else np.char.strip(y) != ""

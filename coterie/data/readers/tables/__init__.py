@@ -14,8 +14,18 @@ from coterie.data.readers.pieces import Source, names
 from coterie.data.readers.refusals import Problems
 from coterie.data.readers.tables.columns import Roles
 from coterie.data.readers.tables.encoding import encode
-from coterie.data.readers.tables.rows import CLIENT, CSV, PARQUET, Decimal, Dialect, Kinds, Rows, csv_rows, parquet_rows
-from coterie.data.readers.tables.schema import Encoding
+from coterie.data.readers.tables.rows import (
+    CLIENT,
+    CSV,
+    PARQUET,
+    Decimal,
+    Dialect,
+    Rows,
+    csv_rows,
+    kinds_of,
+    parquet_rows,
+)
+from coterie.data.readers.tables.schema import Encoding, read_schema
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
 from coterie.errors import CoterieError, counted
 
@@ -46,8 +56,9 @@ def table(
     problems = Problems()
     problems.totals["files"] = len(files)
 
-    known: dict[Path, Kinds] = {}
+    roles = Roles(label, client, split, text, x, ignore, group)
     dialects = {file: Dialect.of(file, separator, decimal) for file in files if file.suffix in CSV}
+    known = kinds_of(dialects, *_named_by(roles, schema, regression, path.is_dir()))
 
     def _rows(file: Path) -> Iterator[Rows]:
         return csv_rows(file, known, dialects[file]) if file in dialects else parquet_rows(file)
@@ -66,12 +77,25 @@ def table(
                     told.add("files cannot be read", file.name, file.stem if client is None else None,
                              str(error).rpartition(": ")[2])
 
-    roles = Roles(label, client, split, text, x, ignore, group)
     return encode(rows, path.stem if path.is_file() else path.resolve().name, problems, roles, scale=scale,
                   fill=fill, tokenizer=tokenizer, words=words, length=length, classes=classes, regression=regression,
                   schema=schema, shape=shape, skip=skip,
                   clients=[file.stem for file in files] if path.is_dir() and client is None else (),
                   notes=_said(dialects), decimal=decimal)
+
+
+def _named_by(
+    roles: Roles, schema: str | Encoding | None, regression: bool | None = None, folder: bool = False
+) -> tuple[list[str], str | None]:
+    """The columns whose values are names even where they look like numbers: client, group, categories; and the label,
+    None where it is a number to predict."""
+    followed = (schema if isinstance(schema, dict) else read_schema(schema)) or {}
+    targets = followed.get("regression") if regression is None else regression
+    label = roles.label or followed.get("label") or "label"
+    client = roles.client or (None if folder else followed.get("client") or "client")
+    found = [client, roles.group or followed.get("group")]
+    found += [column for column, words in (followed.get("columns") or {}).items() if words is not None]
+    return [column for column in found if column is not None], None if targets else label
 
 
 def _said(dialects: Mapping[Path, Dialect]) -> list[str]:

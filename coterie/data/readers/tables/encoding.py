@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from coterie.data.features import Feature
-from coterie.data.labels import are_targets, written
+from coterie.data.labels import alike, are_targets, written
 from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, class_list, collect, names
 from coterie.data.readers.refusals import Problems
 from coterie.data.readers.tables import suspicious
@@ -167,9 +167,23 @@ class _ColumnEncoder:
         return made | {k: v for k, v in more if v is not None}
 
     def _require_points(self, column: str) -> None:
-        """Refuse numbers with a decimal comma: as texts they would be categories without a word."""
+        """Refuse numbers with a decimal comma, and points among such: as texts they would be categories unsaid."""
         known = self.found[column]
-        if self.decimal == "auto" and not known.numeric and known.signs.commas and known.signs.comma:
+        signs = known.signs
+        if known.numeric or not signs.commas:
+            return
+        if self.decimal == "comma" and signs.point:
+            raise CoterieError(
+                f"column '{column}' holds numbers with a decimal point ({signs.point}), and decimal=comma is for all "
+                f"files: write all of them alike, or leave the column out with ignore={column}."
+            )
+        if self.decimal == "auto" and signs.comma and known.decimal:
+            raise CoterieError(
+                f"column '{column}' holds numbers with a comma in one file ({signs.comma}) and with a decimal point in "
+                "others: write all files alike, as decimal=comma is for all of them, and take commas that mark "
+                "thousands out."
+            )
+        if self.decimal == "auto" and signs.comma:
             raise CoterieError(
                 f"column '{column}' holds numbers with a comma ({known.signs.comma}): decimal=comma reads 3,5 as 3.5, "
                 "decimal=point takes them as texts, and commas that mark thousands must be taken out of the file."
@@ -214,6 +228,7 @@ class _ColumnEncoder:
             notes.append(f"columns hold large numbers, taken as they are: {some}; models train badly on these, and "
                          "scale=true brings every column to mean 0 and deviation 1"
                          + ("; scores stay in the target's own unit" if str(self.label) in large else ""))
+        notes += self._spelled()
         problems.totals["rows"] = total
         for column in dict.fromkeys([*self.columns, self.client, self.split, self.group]):
             if column is None or not (missing := self.found[column].missing):
@@ -229,6 +244,22 @@ class _ColumnEncoder:
             problems.add_counted(f"rows have no value in column '{title}'", dict(missing), self.found[column].gaps)
         return notes
 
+    def _spelled(self) -> list[str]:
+        """Notes on categories that differ in case or blanks alone, and on a class -1."""
+        notes = []
+        for column, words in ({} if self.text is not None else self.categories).items():
+            if pairs := [" and ".join(f"'{word}'" for word in each) for each in alike(words or ())]:
+                notes.append(f"values of column '{column}' that differ in case or blanks alone are different "
+                             f"categories: {'; '.join(pairs[:4])}; write them alike if they are one")
+        labels = set() if self.targets else self.found[str(self.label)].categories or set()
+        others = labels - {"-1"}
+        # -1 and 1 alone are a usual way to write two classes
+        if "-1" in labels and others != {"1"} and others and all(word.isdecimal() for word in others):
+            notes.append(f"the labels in column '{self.label}' are -1 and whole numbers from 0 on, and -1 is taken as "
+                         "a class of its own; is -1 'no label'? Leave these cells empty then, and skip=true leaves "
+                         "their rows out")
+        return notes
+
     def suspicions(self, table: Learned) -> list[str]:
         """Notes on columns that are probably no features, and on groups; none where a schema decides what is read."""
         if self.followed:
@@ -236,10 +267,15 @@ class _ColumnEncoder:
         columns = [c for c in self.columns if self.text is None and not self.found[c].shape]
         taken = {self.label, self.client, self.split, self.group, *self.columns}
         others = [c for c in self.found if c not in taken and not c.startswith("\0") and not self.found[c].shape]
-        return suspicious.notes(
+        said = suspicious.notes(
             {c: known.signs for c, known in self.found.items()}, {c: known.numeric for c, known in self.found.items()},
             columns, self.chosen, others, table.clients, self.group is not None or self.split is not None,
         )
+        measured = [*self._numbers(), *([str(self.label)] if self.targets else [])]
+        for column in measured:
+            known = self.found[column]
+            said += suspicious.missing_codes(column, known.signs, known.n, known.mean, known.squares)
+        return said
 
     def features(self, total: int, length: int) -> tuple[Feature, ...]:
         """The columns that are x, in their order."""
@@ -286,7 +322,8 @@ class _ColumnEncoder:
 
     def _finite(self, block: Rows, good: Array, problems: Problems) -> None:
         """Strike rows with a number that is infinite, or too large for float32."""
-        for column in self._numbers():
+        label = [str(self.label)] if self.found[str(self.label)].numeric else []
+        for column in (*self._numbers(), *label):
             with np.errstate(over="ignore"):
                 huge = np.isinf(self._scaled(column, block.columns[column]).astype(np.float32)) & good
             for k in np.flatnonzero(huge).tolist():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from coterie.errors import CoterieError, counted, unknown
 CELLS, CHARACTERS = 1 << 15, 1 << 21
 """A block of rows ends when it has so many cells, or so much text."""
 WHOLE = re.compile(r"[+-]?[0-9]+")
+CODE = re.compile(r"[+-]?0[0-9]+")
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
 LIBRARY = "parquet files need pyarrow; install it with: pip install 'coterie[tables]'"
@@ -116,15 +118,35 @@ def header(path: Path) -> list[str]:
 
 @dataclass
 class Kinds:
-    """The columns of a csv file with a value that is no number, and with a number written as no whole one."""
+    """The columns of a csv file with a value that is no number, with a number written as no whole one, and with a whole
+    number that has leading zeros."""
 
     texts: set[str] = field(default_factory=set)
     decimals: set[str] = field(default_factory=set)
+    codes: set[str] = field(default_factory=set)
 
 
-def csv_rows(path: Path, known: dict[Path, Kinds], dialect: Dialect) -> Iterator[Rows]:
+def kinds_of(dialects: Mapping[Path, Dialect], named: Iterable[str], label: str | None = None) -> dict[Path, Kinds]:
+    """What the columns of csv files are; those that cannot be read are left out.
+
+    01 and 1 are one number and two names. A file's column with leading zeros is one of texts where its values are
+    names: where it is one of the columns `named`, or a text in another file, or the `label` without measured numbers.
+    """
+    made: dict[Path, Kinds] = {}
+    for path, dialect in dialects.items():
+        with suppress(CoterieError):  # reading its rows says why
+            made[path] = _kinds(path, dialect)
+    names_in = {*named, *(column for kinds in made.values() for column in kinds.texts)}
+    if label is not None and not any(label in kinds.decimals for kinds in made.values()):
+        names_in.add(label)
+    for kinds in made.values():
+        kinds.texts |= kinds.codes & names_in
+    return made
+
+
+def csv_rows(path: Path, known: Mapping[Path, Kinds], dialect: Dialect) -> Iterator[Rows]:
     """A csv file some rows at a time. A column is one of numbers if all of its values in the file are."""
-    kinds = known[path] if path in known else known.setdefault(path, _kinds(path, dialect))
+    kinds = known[path] if path in known else _kinds(path, dialect)
     for places, columns, lines in _lines(path, dialect):
         held = {}
         for k, column in enumerate(columns):
@@ -146,6 +168,8 @@ def _kinds(path: Path, dialect: Dialect) -> Kinds:
                 found.texts.add(column)
             elif column not in found.decimals and not all(WHOLE.fullmatch(text) for text in said):
                 found.decimals.add(column)
+            if column not in found.codes and any(CODE.fullmatch(text) for text in said):
+                found.codes.add(column)
     return found
 
 

@@ -5,7 +5,9 @@ Nothing here is refused. What a first reading shows of a column is kept in `Sign
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,10 +24,15 @@ DATE = re.compile(
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
 COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+([eE][+-]?\d+)?")
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 CODE = re.compile(r"\D{0,12}\d{2,}\D{0,4}")
 ID_WORDS = {"id", "ids", "uuid", "guid", "idx", "rowid", "mrn", "ssn", "identifier"}
 ROW_NAMES = {"index", "row index", "row", "row number", "rownumber", "index level 0", "#"}
 DATE_WORDS = {"date", "datetime", "timestamp", "dob"}
+MISSING_CODES = (-1.0, -9.0, -99.0, -999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0)
+"""Numbers that files write for a missing one."""
+REPEATED, FAR = 3, 10.0
+"""Times that such a number occurs at least, and the deviations of the others that it lies from their mean."""
 OWNERS = {
     "patient", "patients", "subject", "subjects", "person", "participant", "speaker", "lesion", "case", "animal",
     "family", "household", "user", "session", "slide", "donor", "writer", "author", "scan", "visit", "record",
@@ -45,11 +52,13 @@ class Signs:
     last: object = None
     step: float | None = None  # from one row to the next, where it is always the same
     counting: bool = True
+    ends: Counter[float] = field(default_factory=Counter)  # how often missing codes are the least or largest number
     low: float = np.inf
     high: float = -np.inf
     dates: bool = True
-    commas: bool = True  # every text is a number with a decimal comma, or a plain one
+    commas: bool = True  # every text is a number with a comma, for decimals or thousands, or a plain one
     comma: str = ""  # the first of them, and where it stands
+    point: str = ""  # the first text that is a plain number with a point, and where it stands
     codes: bool = True
     numbers: int = 0  # texts that are numbers
     strange: str = ""  # the first text that is none, and where it stands
@@ -65,7 +74,9 @@ class Signs:
         if not len(values):
             return
         self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
-        self.dates = self.commas = self.codes = False
+        for end in {float(values.min()), float(values.max())} & set(MISSING_CODES):
+            self.ends[end] += int((values == end).sum())
+        self.dates = self.codes = False
         if self.distinct is None:
             return
         if not (values == np.floor(values)).all():
@@ -73,9 +84,9 @@ class Signs:
             return
         if self._full(len(values)):
             return
-        before = [] if self.last is None else [self.last]
+        before = [self.last] if isinstance(self.last, float) else []  # a text, where the file before holds texts
         steps = np.diff(np.concatenate([before, values]))
-        self.runs += int((steps != 0).sum()) + (self.last is None)
+        self.runs += int((steps != 0).sum()) + (not before)
         if len(steps) and self.counting:
             self.step = float(steps[0]) if self.step is None else self.step
             self.counting = bool(self.step != 0 and (steps == self.step).all())
@@ -90,8 +101,10 @@ class Signs:
             number = _is_number(value)
             self.numbers += number
             if self.commas and not number:
-                self.commas = COMMA.fullmatch(value) is not None
+                self.commas = COMMA.fullmatch(value) is not None or THOUSANDS.fullmatch(value) is not None
                 self.comma = self.comma or f"'{value[:40]}', {places(k)}"
+            if number and "." in value and not self.point:
+                self.point = f"'{value[:40]}', {places(k)}"
             if not number and not self.strange:
                 self.strange = f"'{value[:40]}', {places(k)}"
             self.dates = self.dates and DATE.fullmatch(value) is not None
@@ -231,6 +244,25 @@ def group_notes(groups: Sequence[str], found: Mapping[str, Signs]) -> list[str]:
     return [f"{_several(groups)} to say whose rows these are ({found[one].different} different values in "
             f"{found[one].n} rows of '{one}'): rows of one may be trained and tested on, so scores come out too high; "
             f"group={one} keeps them on one side of the split"]
+
+
+def missing_codes(column: str, signs: Signs, n: int, mean: float, squares: float) -> list[str]:
+    """A note where numbers such as -999 stand at an end of the range, again and again and far from all others.
+
+    `n`, `mean` and `squares`, the sum of squared distances to the mean, are of the whole column. Without c numbers v:
+    n' = n - c, mean' = (n mean - c v) / n', squares' = squares - c (v - mean)^2 n / n'.
+    """
+    ends = {v: c for v, c in signs.ends.items() if v in (signs.low, signs.high) and c >= REPEATED}
+    for v, c in ends.items():
+        if n - c < FEWEST:
+            return []
+        squares -= c * (v - mean) ** 2 * n / (n - c)
+        mean, n = (n * mean - c * v) / (n - c), n - c
+    deviation = math.sqrt(max(squares, 0.0) / n) if ends else 0.0
+    far = [v for v in ends if deviation > 0 and abs(v - mean) > FAR * deviation]
+    return [f"column '{column}' holds {v:.0f} {ends[v]} times, far from its other values (about {mean:.3g}, deviation "
+            f"{deviation:.3g}); if it stands for a missing value, leave these cells empty in the file and fill the "
+            "gaps with fill=mean, or leave their rows out with skip=true" for v in far]
 
 
 def unused_groups(columns: Mapping[str, Array], clients: int) -> list[str]:

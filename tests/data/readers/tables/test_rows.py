@@ -135,3 +135,100 @@ def test_other_formats_say_the_index(tmp_path):
     file = root / "train" / "all_data_0.json"
     file.write_text(file.read_text().replace('"y": [0, 1, 0]', '"y": [0, -1, 0]', 1))
     assert "index 1 of train/all_data_0.json, client f00" in refused(root)
+
+
+# --- codes with leading zeros -----------------------------------------------------------------------------------------
+
+
+def test_labels_clients_and_groups_with_leading_zeros_are_names(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,label,client,patient\n1,01,01,007\n2,02,1,7\n3,1,01,007\n4,1,2,7\n")
+    source = load(path, group="patient")
+    assert source.classes == ("01", "02", "1")
+    assert source.y.tolist() == [0, 1, 2, 2]
+    assert source.client.tolist() == ["01", "1", "01", "2"]
+    assert source.group.tolist() == ["007", "7", "007", "7"]
+
+
+def test_features_and_targets_with_leading_zeros_stay_numbers(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,label\n01,010\n002,2\n3,3\n")
+    source = load(path, regression=True)
+    assert source.x.tolist() == [[1], [2], [3]]
+    assert source.y.tolist() == [10, 2, 3]
+    path.write_text("a,label\n01,01\n002,2.5\n3,3\n")  # 2.5 is measured, so 01 is
+    assert load(path).y.tolist() == [1, 2.5, 3]
+    path.write_text("a,client,label\n1,01,0\n2,1,1\n3,1.5,0\n")  # a client's name is never measured
+    assert load(path).client.tolist() == ["01", "1", "1.5"]
+
+
+def test_leading_zeros_are_kept_whatever_a_site_s_own_file_shows(tmp_path):
+    """'01' of one file is '01' of the other, whose column has a word too, and of the schema's next table."""
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    (folder / "a.csv").write_text("ward,label\n01,01\n1,1\n")  # numbers alone
+    (folder / "b.csv").write_text("ward,label\n01,1\nx,1\n")
+    schema = str(tmp_path / "schema.json")
+    source = load(folder, schema=schema)
+    assert source.x.tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 1]]  # 01, 1 and x
+    assert (source.classes, source.y.tolist()) == (("01", "1"), [0, 1, 1, 1])
+    (tmp_path / "next.csv").write_text("ward,label\n01,01\n")
+    found = load(tmp_path / "next.csv", schema=schema)
+    assert (found.x.tolist(), found.y.tolist()) == ([[1, 0, 0]], [0])
+
+
+# --- commas and points ------------------------------------------------------------------------------------------------
+
+
+def sites(folder, **bodies):
+    folder.mkdir()
+    for name, values in bodies.items():
+        lines = [f'"{value}",{k % 2}' for k, value in enumerate(values)]
+        (folder / f"{name}.csv").write_text("\n".join(["bmi,label", *lines]) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("rows", [4, 150])  # few texts would be categories, many are too many for that
+def test_files_with_decimal_commas_beside_files_with_points_are_named(tmp_path, rows):
+    commas, points = [f"{20 + k},7" for k in range(rows)], [f"{20 + k}.7" for k in range(rows)]
+    for name, first, second in (("a", commas, points), ("b", points, commas)):
+        folder = sites(tmp_path / name, East=first, West=second)
+        file, other = ("East", "West") if first is commas else ("West", "East")
+        said = refused(folder)
+        assert f"column 'bmi' holds numbers with a comma in one file ('20,7', line 2 of {file}.csv)" in said
+        assert "write all files alike" in said
+        said = refused(folder, decimal="comma")
+        assert f"column 'bmi' holds numbers with a decimal point ('20.7', line 2 of {other}.csv)" in said
+
+
+def test_whole_numbers_beside_decimal_commas_are_read_with_them(tmp_path):
+    folder = sites(tmp_path / "s", East=["1,5", "2,5"], West=["3", "4"])
+    assert "decimal=comma reads 3,5 as 3.5" in refused(folder)
+    assert load(folder, decimal="comma").x.flatten().tolist() == [1.5, 2.5, 3, 4]
+
+
+@pytest.mark.parametrize("values", [["12,345", "1,234,567", "900"], ["12,345.50", "1,000.25", "3.5"]])
+def test_thousands_with_commas_are_refused_as_labels_and_features(tmp_path, values):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["a,label", *(f'{k},"{v}"' for k, v in enumerate(values))]) + "\n")
+    said = refused(path)
+    assert f"column 'label' holds numbers with a comma ('{values[0]}', line 2 of t.csv)" in said
+    assert "commas that mark thousands must be taken out of the file" in said
+    assert "column 'label' holds numbers with a comma" in refused(path, label="a", x="label")
+
+
+@pytest.mark.parametrize(("said", "where"), [("inf", "line 3 of t.csv (inf)"), ("-1e60", "line 3 of t.csv (-1e+60)")])
+def test_an_infinite_target_is_called_infinite_with_line_and_column(tmp_path, said, where):
+    path = tmp_path / "t.csv"
+    path.write_text(f"a,price\n1,0.5\n2,{said}\n3,2.5\n")
+    told = refused(path, label="price")
+    assert f"an infinite value in column 'price': {where}" in told
+    assert "no label" not in told
+    assert load(path, label="price", skip=True).y.tolist() == [0.5, 2.5]
+
+
+def test_an_infinite_target_of_an_array_is_no_missing_one(tmp_path):
+    np.savez(tmp_path / "t.npz", x=np.zeros((3, 2)), y=np.array([0.5, np.inf, np.nan]))
+    told = refused(tmp_path / "t.npz")
+    assert "an infinite label" in told
+    assert "no label" in told

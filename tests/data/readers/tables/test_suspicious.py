@@ -181,3 +181,49 @@ def test_groups_of_other_formats_are_pointed_out_too(tmp_path):
     path = table(tmp_path / "t.csv", {"said": lambda k: f"good day {k}", "speaker": lambda k: f"s{k // 4}"})
     (said,) = noted(f"{path}:text=said", "whose rows")
     assert "group=speaker keeps them on one side" in said
+
+
+# --- spellings and codes for what is missing --------------------------------------------------------------------------
+
+
+def test_categories_that_differ_in_case_alone_are_named(tmp_path):
+    path = table(tmp_path / "t.csv", {"ward": lambda k: ("East", "east", "west")[k % 3]})
+    assert "column 'ward'" in noted(path, "differ in case")[0]
+    assert "'East' and 'east'" in noted(path, "differ in case")[0]
+    assert not noted(table(tmp_path / "t.csv", {"ward": lambda k: ("east", "west")[k % 2]}), "differ in case")
+
+
+BMI = np.random.default_rng(7).normal(27, 4, 400)
+
+
+@pytest.mark.parametrize(("code", "every"), [(-999, 10), (9999, 15), (-99, 3)])
+def test_numbers_that_look_like_missing_codes_are_pointed_out(tmp_path, code, every):
+    """The other values' mean and deviation, computed from them alone, are those that the note tells."""
+    path = table(tmp_path / "t.csv", {"bmi": lambda k: code if k % every == 0 else f"{BMI[k]:.2f}"})
+    rest = np.array([float(f"{BMI[k]:.2f}") for k in range(60) if k % every])
+    told = noted(path, "missing value")
+    assert len(told) == 1
+    assert f"column 'bmi' holds {code} {60 - len(rest)} times, far from its other values" in told[0]
+    assert f"(about {rest.mean():.3g}, deviation {rest.std():.3g})" in told[0]
+
+
+@pytest.mark.parametrize("column", [
+    lambda k: -999 if k in (3, 4) else f"{BMI[k]:.2f}",  # twice only
+    lambda k: -99 if k % 10 == 0 else f"{40 * (BMI[k] - 27):.1f}",  # not far
+    lambda k: -999 if k % 10 == 0 else -2000 if k == 5 else f"{BMI[k]:.2f}",  # not the end of the range
+    lambda k: (-1, 1)[k % 2],  # two values
+    lambda k: 999 if k < 50 else k,  # too few others
+])
+def test_ordinary_numbers_are_no_missing_codes(tmp_path, column):
+    assert not noted(table(tmp_path / "t.csv", {"bmi": column}), "missing value")
+
+
+@pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer", "diabetes", "digits", "linnerud"])
+def test_well_known_tables_raise_no_alarm_of_missing_codes(tmp_path, name):
+    sets = pytest.importorskip("sklearn.datasets")
+    held = getattr(sets, f"load_{name}")()
+    y = held.target if held.target.ndim == 1 else held.target[:, 0]
+    lines = [",".join(f"x{k}" for k in range(held.data.shape[1])) + ",label"]
+    lines += [",".join(map(str, [*row, label])) for row, label in zip(held.data, y, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    assert not noted(tmp_path / "t.csv", "missing value", "differ in case", "no label", "equal")
