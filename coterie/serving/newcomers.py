@@ -291,7 +291,7 @@ def _held_together(group: Ints | None, grouped: bool) -> str:
     """What groups mean for the estimate; empty where neither the newcomer nor the run has any."""
     if group is None:
         return ("The run keeps groups of samples together, and this client's data name none: samples were held out one "
-                "by one, so the estimate is too high if some of them belong together.") if grouped else ""
+                "by one, so the estimate is too good if some of them belong together.") if grouped else ""
     count = int(group.max()) + 1
     if count == 1:
         return "All its samples are of one group, so the estimate is for further samples of this group alone."
