@@ -157,7 +157,7 @@ def warnings_of(folder: Folder, stages: Sequence[str] = SEEN, when: When = "chos
 
 
 def said_of(result: Result, stages: Sequence[str] = SEEN, when: When = "chosen") -> list[str]:
-    """A sentence for each of these stages of one run of which there is something to say, at the round chosen or last."""
+    """A sentence for each of these stages of one run of which there is something to say, at that round."""
     found = {stage: outcome([result], stage, when) for stage in stages if stage in result.stages}
     texts = {stage: one.words for stage, one in found.items() if one.kind or one.later}
     if len(set(texts.values())) == 1 and len(texts) > 1:
