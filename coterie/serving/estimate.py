@@ -152,7 +152,7 @@ CENTRES = {"mean": MSE(), "median": MAE()}
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantScore:
     """What answering without a look at the input scores on the samples of the estimate, and the words for it."""
 
     words: str
@@ -172,7 +172,7 @@ class Constant:
                 "held-out samples, so this model is of no use to it as it is.")
 
 
-def constant_answer(y: Tensor, folds: Sequence[Fold], classes: int, scored: PerSample) -> Constant:
+def constant_answer(y: Tensor, folds: Sequence[Fold], classes: int, scored: PerSample) -> ConstantScore:
     """That of targets `y [n, ...]`: in each fold it is taken from the samples kept and scored on those held out.
 
     Of classes it is the most frequent one, by accuracy; of numbers their mean or their median, whichever has the
@@ -183,7 +183,7 @@ def constant_answer(y: Tensor, folds: Sequence[Fold], classes: int, scored: PerS
         kept, held = (np.array([np.bincount(labels[part[side]], minlength=classes) for part in folds], dtype=np.int64)
                       for side in (0, 1))  # [folds, classes]
         each = Accuracy().constant(kept, held)
-        return Constant("its most frequent class", float(np.average(each, weights=held.sum(1))))
+        return ConstantScore("its most frequent class", float(np.average(each, weights=held.sum(1))))
     totals = {word: np.zeros(2) for word in CENTRES}  # loss on samples kept, and on those held out
     for part in folds:
         known = y[torch.from_numpy(part[0])].double()
@@ -194,4 +194,4 @@ def constant_answer(y: Tensor, folds: Sequence[Fold], classes: int, scored: PerS
                 answers = centre.expand(len(targets), *(centre.shape or (1,)))
                 totals[word][side] += float(scored(answers, targets).sum())
     best = min(CENTRES, key=lambda word: totals[word][0])
-    return Constant(f"its {best}", float(totals[best][1] / sum(len(held) for _, held in folds)))
+    return ConstantScore(f"its {best}", float(totals[best][1] / sum(len(held) for _, held in folds)))

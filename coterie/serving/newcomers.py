@@ -38,7 +38,7 @@ from coterie.serving.estimate import (
     INNER,
     REPLICAS,
     Adapt,
-    Constant,
+    ConstantScore,
     Decision,
     Estimate,
     Fold,
@@ -197,7 +197,7 @@ class Desk:
                     found.append((one, other))
         return found
 
-    def constant(self, y: Tensor, folds: Sequence[Fold]) -> Constant | None:
+    def constant(self, y: Tensor, folds: Sequence[Fold]) -> ConstantScore | None:
         """What a constant answer scores on the folds that were scored; None where a loss of somebody's own takes
         more than the numbers to predict, such as a deviation beside a mean: what to answer is not known then."""
         spec = self.saved.spec
@@ -206,7 +206,7 @@ class Desk:
         return constant_answer(y, folds, spec.classes, Task.of(spec.classes, self.loss).scored)
 
     def give(
-        self, x: Tensor, y: Tensor, name: str, decided: Decision, estimate: Estimate, constant: Constant | None
+        self, x: Tensor, y: Tensor, name: str, decided: Decision, estimate: Estimate, constant: ConstantScore | None
     ) -> Personalized:
         """The model from all samples."""
         none = np.arange(0)

@@ -7,7 +7,7 @@ import torch
 from coterie.contract.net import cross_entropy, squared_error
 from coterie.evaluation.score import loss_scale
 from coterie.metrics.accuracy import Accuracy
-from coterie.serving.estimate import Constant, Estimate, constant_answer, drift
+from coterie.serving.estimate import ConstantScore, Estimate, constant_answer, drift
 
 
 def test_drift_is_what_samples_of_a_fold_have_in_common():
@@ -27,10 +27,11 @@ def test_a_constant_answer_comes_from_the_samples_kept():
     squared error the mean fits what is kept best, by the absolute one the median."""
     folds = [(np.array([0, 1, 2]), np.array([3, 4])), (np.array([3, 4, 2]), np.array([0, 1]))]
     classes = constant_answer(torch.tensor([0, 0, 1, 1, 1]), folds, 2, cross_entropy)
-    assert classes == Constant("its most frequent class", 0.0)
+    assert classes == ConstantScore("its most frequent class", 0.0)
     y = torch.tensor([0.0, 0.0, 9.0, 6.0, 6.0])
-    assert constant_answer(y, folds, 0, squared_error) == Constant("its mean", (2 * 3**2 + 2 * 7**2) / 4)
-    assert constant_answer(y, folds, 0, lambda o, y: (o[:, 0] - y).abs()) == Constant("its median", (2 * 6 + 2 * 6) / 4)
+    assert constant_answer(y, folds, 0, squared_error) == ConstantScore("its mean", (2 * 3**2 + 2 * 7**2) / 4)
+    absolute = constant_answer(y, folds, 0, lambda o, y: (o[:, 0] - y).abs())
+    assert absolute == ConstantScore("its median", (2 * 6 + 2 * 6) / 4)
     both = torch.stack([y, y], 1)
     assert constant_answer(both, folds, 0, squared_error).value == pytest.approx((2 * 3**2 + 2 * 7**2) / 4)
 
@@ -47,6 +48,6 @@ def test_a_constant_answer_comes_from_the_samples_kept():
     (loss_scale(0, "huber"), 0.5, 1.0, ""),
 ])
 def test_what_is_said_beside_a_constant_answer(scale, value, constant, said):
-    found = Constant("its mean", constant).beside(Estimate(scale, value, (0, 1), 1, (0, 1), 10, 10, 0.0))
+    found = ConstantScore("its mean", constant).beside(Estimate(scale, value, (0, 1), 1, (0, 1), 10, 10, 0.0))
     assert said in found
     assert bool(found) == bool(said)
