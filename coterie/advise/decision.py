@@ -133,6 +133,11 @@ def mean_seen(candidate: Candidate) -> float:
     return float(np.nanmean(candidate.seen))
 
 
+def apart(one: Candidate, other: Candidate) -> Standing:
+    """The worse of two for the clients that train: how far it is behind the other, and the standard error of that."""
+    return max(_standings([one, other], 0.0, "mean"), key=lambda standing: standing.behind)
+
+
 def _standings(candidates: Sequence[Candidate], weight: float, objective: Objective) -> list[Standing]:
     """Candidates with finite scores that learned something, against the best of them, in the order given."""
     fine = [c for c in candidates if not c.lost and _finite(c.seen) and (not weight or _finite(c.new))]

@@ -12,7 +12,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from coterie.advise.decision import WEIGHT, Candidate, Standing, mean_seen
+from coterie.advise.decision import WEIGHT, Candidate, Standing, apart, mean_seen
 from coterie.advise.pilot import Pilot
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.measures import AUTO
@@ -132,13 +132,21 @@ def _alone(pilot: Pilot) -> list[str]:
         own, theirs = (_scored_value(pilot, mean_seen(one)) for one in (local, shared))
         said = [{
             "too small": "Clients are too small to learn alone",
-            "as good": "Learning alone and learning from others are equally good",
+            "as good": f"Learning alone and learning from others {_even(pilot, apart(local, shared))}",
             "enough": "Clients have enough data to learn alone",
         }[pilot.advice.local] + f" ({own} alone, {theirs} with {shared.label})."]
     return [
         *said,
         f"The median client has {counted(median, 'training sample')}{validated}, the smallest {least}{used}.",
     ]
+
+
+def _even(pilot: Pilot, worse: Standing) -> str:
+    """What two do whose difference is not beyond noise: that they are equally good is more than is known."""
+    if not worse.behind:
+        return "score the same"
+    return (f"cannot be told apart: they differ by {_points(pilot, worse.behind)}, within noise "
+            f"(± {_points(pilot, worse.error)})")
 
 
 def _groups(pilot: Pilot) -> str:

@@ -350,7 +350,10 @@ def _headline(winner: Case, found: Sequence[Case]) -> str:
         return f"{winner.name} leads, but whether it pays cannot be said without {missing}."
     if lost:
         return f"{winner.name} leads, but whether it pays cannot be said, as {lost} diverged."
-    better = f"no method does better than {winner.name}"
+    second = runner_up(winner, found, MEAN)
+    clear = None if second is None else MEAN.beyond(winner, second)
+    also = f"; within noise it cannot be told apart from {second.name}" if second is not None and clear is False else ""
+    better = f"no method does better than {winner.name}{also}"
     if winner.line.method == "local":
         return f"Training alone is as good as anything here: {better}."
     if winner is known["fedavg + fine-tune"]:
@@ -360,11 +363,7 @@ def _headline(winner: Case, found: Sequence[Case]) -> str:
     beaten = {case.name: MEAN.beyond(winner, case) for case in known.values() if case is not None}
     even = [name for name, clear in beaten.items() if clear is False]
     if even:
-        do = "do" if len(even) > 1 else "does"
-        return f"{winner.name} leads, but {' and '.join(even)} {do} as well within noise."
-    second = runner_up(winner, found, MEAN)
-    clear = None if second is None else MEAN.beyond(winner, second)
-    also = f"; {second.name} does as well within noise" if second is not None and clear is False else ""
+        return f"{winner.name} leads, but within noise it cannot be told apart from {' and '.join(even)}."
     if None in beaten.values():
         return f"{winner.name} leads{also}; with one seed, noise between seeds is unknown."
     if also:

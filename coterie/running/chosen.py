@@ -71,6 +71,11 @@ class HandedOut:
     note: str = ""  # a sentence where it is not the round that tables report, or nothing could choose one
 
     @property
+    def scored(self) -> When:
+        """Which of a run's scores speak of it."""
+        return "last" if self.when == LAST else "chosen"
+
+    @property
     def facts(self) -> dict[str, Any]:
         """For the header of a model's file."""
         found = {"round": self.round, "stage": self.stage, "when": self.when}

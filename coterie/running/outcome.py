@@ -151,14 +151,14 @@ def gap(values: Floats, against: Level, sign: int) -> tuple[float, float] | None
     return float(sign * (means[both] - guess[both]).mean()), float(guess[both].mean())
 
 
-def warnings_of(folder: Folder, stages: Sequence[str] = SEEN) -> list[str]:
+def warnings_of(folder: Folder, stages: Sequence[str] = SEEN, when: When = "chosen") -> list[str]:
     """The same of a run folder; nothing before its first evaluation."""
-    return said_of(folder.result(), stages) if folder.history() else []
+    return said_of(folder.result(), stages, when) if folder.history() else []
 
 
-def said_of(result: Result, stages: Sequence[str] = SEEN) -> list[str]:
-    """A sentence for each of these stages of one run of which there is something to say."""
-    found = {stage: outcome([result], stage) for stage in stages if stage in result.stages}
+def said_of(result: Result, stages: Sequence[str] = SEEN, when: When = "chosen") -> list[str]:
+    """A sentence for each of these stages of one run of which there is something to say, at that round."""
+    found = {stage: outcome([result], stage, when) for stage in stages if stage in result.stages}
     texts = {stage: one.words for stage, one in found.items() if one.kind or one.later}
     if len(set(texts.values())) == 1 and len(texts) > 1:
         return [f"{result.method} {next(iter(texts.values()))}."]

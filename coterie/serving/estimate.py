@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from coterie.contract.metric import Scale
-from coterie.contract.net import Net
+from coterie.contract.net import Net, PerSample
 from coterie.data import groups
 from coterie.data.partition import Ints
 from coterie.evaluation import intervals
+from coterie.evaluation.reading import shortly, unit
 from coterie.metrics.accuracy import Accuracy, right
+from coterie.metrics.regression import MAE, MSE
+from coterie.running.untrained import EXACT, ROUNDED
 
 FOLDS = 10
 """Of the cross-validation behind the estimate; as many as samples where those are fewer."""
@@ -139,3 +142,56 @@ def estimated(folds: Sequence[Sequence[Held]], future: int, classes: bool, loss:
     mean, deviation = float(counted.loss.mean()), float(counted.loss.std(ddof=1))
     interval, endless = (intervals.mean_predictive(mean, deviation, n, m, extra) for m in (future, 0))
     return Estimate(loss, mean, interval, future, endless, n, len(folds), extra**0.5)
+
+
+# -- beside a constant answer ------------------------------------------------------------------------------------------
+
+
+CENTRES = {"mean": MSE(), "median": MAE()}
+"""Constant answers for numbers, by the metric that likes each best."""
+
+
+@dataclass(frozen=True)
+class ConstantScore:
+    """What answering without a look at the input scores on the samples of the estimate, and the words for it."""
+
+    words: str
+    value: float
+
+    def beside(self, estimate: Estimate) -> str:
+        """A sentence where the model is not better than that; where nothing could be, there is none for one as good."""
+        scale = estimate.scale
+        ahead = scale.sign * (estimate.value - self.value)
+        slack = EXACT if scale.percent else ROUNDED * abs(self.value)
+        perfect = self.value >= 1 - EXACT if scale.percent else self.value == 0
+        if ahead > slack or (perfect and abs(ahead) <= slack):
+            return ""
+        does = "as well" if abs(ahead) <= slack else "better"
+        mine, other = (f"{shortly(scale, value)}{unit(scale)}" for value in (estimate.value, self.value))
+        return (f"A constant answer ({self.words}) does {does}: {scale.title} {other} against {mine} on the same "
+                "held-out samples, so this model is of no use to it as it is.")
+
+
+def constant_answer(y: Tensor, folds: Sequence[Fold], classes: int, scored: PerSample) -> ConstantScore:
+    """That of targets `y [n, ...]`: in each fold it is taken from the samples kept and scored on those held out.
+
+    Of classes it is the most frequent one, by accuracy; of numbers their mean or their median, whichever has the
+    smaller loss on the samples kept, summed over the folds.
+    """
+    if classes:
+        labels = y.cpu().numpy()
+        kept, held = (np.array([np.bincount(labels[part[side]], minlength=classes) for part in folds], dtype=np.int64)
+                      for side in (0, 1))  # [folds, classes]
+        each = Accuracy().constant(kept, held)
+        return ConstantScore("its most frequent class", float(np.average(each, weights=held.sum(1))))
+    totals = {word: np.zeros(2) for word in CENTRES}  # loss on samples kept, and on those held out
+    for part in folds:
+        known = y[torch.from_numpy(part[0])].double()
+        for word, metric in CENTRES.items():
+            centre = metric.centre(known)
+            for side, samples in enumerate(part):
+                targets = y[torch.from_numpy(samples)].double()
+                answers = centre.expand(len(targets), *(centre.shape or (1,)))
+                totals[word][side] += float(scored(answers, targets).sum())
+    best = min(CENTRES, key=lambda word: totals[word][0])
+    return ConstantScore(f"its {best}", float(totals[best][1] / sum(len(held) for _, held in folds)))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from coterie.contract.cohort import Cohort
 from coterie.contract.frozen import duplicate
+from coterie.contract.net import Task
 from coterie.contract.records import Models
 from coterie.contract.units import Unit, answering
 from coterie.data import Federation, groups
@@ -37,15 +38,18 @@ from coterie.serving.estimate import (
     INNER,
     REPLICAS,
     Adapt,
+    ConstantScore,
     Decision,
     Estimate,
     Fold,
     Held,
+    constant_answer,
     cut,
     decide,
     estimated,
     held_out,
 )
+from coterie.serving.newcomer_data import other_units
 
 GENTLE = 5
 """How many times smaller the learning rate of the adaptation is than a round's, and how many times longer it takes."""
@@ -118,7 +122,7 @@ def personalize(
     held = [[folds[k][decision.adapt] for folds in replicas] for k, decision in enumerate(inside)]  # [fold][replica]
     loss = saved.folder.scales()[LOSS.name]
     estimate = estimated(held, future or max(1, round(n / 3)), bool(saved.spec.classes), loss)
-    return (other if decided.adapt else desk).give(x, y, name, decided, estimate)
+    return (other if decided.adapt else desk).give(x, y, name, decided, estimate, desk.constant(y, outer))
 
 
 class Desk:
@@ -133,6 +137,7 @@ class Desk:
         self.t = self.taken.round
         self.number = saved.arrived(self.t)
         self.group: Ints | None = None  # [n] of the newcomer's samples, where they belong together
+        self.answers = saved.spec.outputs  # numbers that the model answers a sample
 
     def checked(self, x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """The samples, if they are what the run is about."""
@@ -185,17 +190,33 @@ class Desk:
             with clients.engine.computing():
                 held = clients.engine.samples(cohort.members.places, "test", raw=False)
                 for k, (xs, ys) in enumerate(held):
+                    if not k:
+                        with torch.no_grad():
+                            self.answers = net(rows[k], xs[:1]).numel()
                     one, other = (held_out(net, stage[k], xs, ys) for stage in (rows, trained))
                     found.append((one, other))
         return found
 
-    def give(self, x: Tensor, y: Tensor, name: str, decided: Decision, estimate: Estimate) -> Personalized:
+    def constant(self, y: Tensor, folds: Sequence[Fold]) -> ConstantScore | None:
+        """What a constant answer scores on the folds that were scored; None where a loss of somebody's own takes
+        more than the numbers to predict, such as a deviation beside a mean: what to answer is not known then."""
+        spec = self.saved.spec
+        if self.loss is not None and not spec.classes and self.answers != spec.outputs:
+            return None
+        return constant_answer(y, folds, spec.classes, Task.of(spec.classes, self.loss).scored)
+
+    def give(
+        self, x: Tensor, y: Tensor, name: str, decided: Decision, estimate: Estimate, constant: ConstantScore | None
+    ) -> Personalized:
         """The model from all samples."""
         none = np.arange(0)
         clients = self.clients(self.federation(x, y, [(np.arange(len(x)), none)], [name]))
         came, cohort = self.arrive(clients)
         spent = int(cohort.spent[0])
         facts, why = _explained(came, cohort, self.number)
+        unlike = other_units(self.saved.spec.encoding, x, y)
+        why = [*unlike.values(), *why]
+        facts["other_units"] = list(unlike)
         row = adapted(cohort, came.rows, clients.training)[0] if decided.adapt else came.rows[0]
         if spent:
             why.append(f"The rule took {spent} local steps.")
@@ -204,6 +225,10 @@ class Desk:
             why.append(said)
             facts["groups"] = None if self.group is None else int(self.group.max()) + 1
         why += self._of_round()
+        if constant is not None:
+            beaten = constant.beside(estimate)
+            why += [beaten] if beaten else []
+            facts["constant"] = {"answer": constant.words, "value": constant.value, "does_as_well": bool(beaten)}
         facts["adapt"] = {
             "kept": decided.adapt,
             "served": None if decided.served is None else decided.served.facts(),
@@ -291,7 +316,7 @@ def _held_together(group: Ints | None, grouped: bool) -> str:
     """What groups mean for the estimate; empty where neither the newcomer nor the run has any."""
     if group is None:
         return ("The run keeps groups of samples together, and this client's data name none: samples were held out one "
-                "by one, so the estimate is too high if some of them belong together.") if grouped else ""
+                "by one, so the estimate is too good if some of them belong together.") if grouped else ""
     count = int(group.max()) + 1
     if count == 1:
         return "All its samples are of one group, so the estimate is for further samples of this group alone."

@@ -11,7 +11,6 @@ from coterie.data import spelled
 from coterie.errors import CoterieError, NoLabels, counted, unknown
 from coterie.evaluation.intervals import LEVEL
 from coterie.evaluation.reading import shortly, unit
-from coterie.evaluation.stages import SERVED
 from coterie.running.outcome import warnings_of
 from coterie.running.saved import Saved
 from coterie.serving.estimate import Adapt, Estimate
@@ -42,7 +41,8 @@ def hand_out(
         lacking = str(reason)
     found = personalize(saved, samples, name, adapt, future, seed, group, when)  # type: ignore[arg-type]
     found = replace(found, why=(*found.why, lacking)) if lacking else found
-    found = replace(found, why=(*(f"Of the run: {text}" for text in warnings_of(saved.folder, (SERVED,))), *found.why))
+    of_run = warnings_of(saved.folder, (found.taken.stage,), found.taken.scored)
+    found = replace(found, why=(*(f"Of the run: {text}" for text in of_run), *found.why))
     facts = described(saved, found)
     beside = write_model(out, found.clients.layout, found.row, facts)
     if report == "json":

@@ -171,6 +171,6 @@ def _portable(saved: Saved, row: Tensor, x: Tensor | None, taken: HandedOut, fac
         x = x.to(row.dtype)
     job = job_of(saved)
     known = {"method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()),
-             "warnings": warnings_of(saved.folder, (taken.stage,))}
+             "warnings": warnings_of(saved.folder, (taken.stage,), taken.scored)}
     whole = {**known, **taken.facts, **facts, "job": job}
     return Portable(row, init.layout, init.module, saved.spec.classes, whole, x, Unit.of(saved.spec.unit))

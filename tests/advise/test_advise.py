@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -226,6 +227,21 @@ def test_clustering_without_clear_groups_says_how_both_can_be():
     assert "2 clear groups (of 3, 5 clients)" in " ".join(report.sentences(told(0.4, 0.5, 0.5, 0.9, clusters=clear)))
     other = " ".join(report.sentences(told(0.4, 0.5, 0.9, 0.5)))
     assert "There are no clear groups of clients." in other
+
+
+def test_what_is_within_noise_cannot_be_told_apart_and_is_not_called_equally_good():
+    """Alone is 5 points ahead in the mean, but 30 points behind for every second client: deviation 35 over 8 clients,
+    so the standard error is 35 / sqrt(8) = 12.4 points; over draws of two equal seeds, as well."""
+    pilot = told(0.75, 0.7)
+    found = pilot.findings
+    local = replace(found.candidates[0], seen=found.candidates[0].seen + 0.35 * np.tile([1.0, -1.0], 4))
+    found = replace(found, candidates=(local, found.candidates[1]))
+    said = " ".join(report.sentences(replace(pilot, findings=found, advice=decide(found))))
+    assert "equally good" not in said
+    told_apart = re.search(r"Learning alone and learning from others cannot be told apart: they differ by 5.0 points, "
+                           r"within noise \(± (\S+) points\) \(75.0 % alone, 70.0 % with fedavg\)", said)
+    assert float(told_apart[1]) == pytest.approx(35 / 8**0.5, rel=0.1)
+    assert "Learning alone and learning from others score the same (" in " ".join(report.sentences(told(0.7, 0.7)))
 
 
 def test_an_error_is_called_by_its_name_and_less_of_it_is_better():

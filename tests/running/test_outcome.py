@@ -216,3 +216,25 @@ def test_a_model_of_a_run_that_diverged_is_exported_with_a_sentence(tmp_path, mo
         beside = json.loads((tmp_path / lr).with_suffix(".json").read_text() if lr != "0.01" else
                             (tmp_path / "0.01.json").read_text())
         assert any("diverged" in text for text in beside["warnings"]) == warned
+
+
+def test_a_model_of_the_last_round_or_adapted_is_warned_of_by_that_round_and_stage(tmp_path, monkeypatch, capsys):
+    """The chosen round of a run that diverged lies before it did; what is handed out with --round last does not."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "t.csv").write_text("client,a,label\n" + "".join(
+        f"c{k % 3},{rng.normal():.3f},{rng.normal():.3f}\n" for k in range(90)))
+    (tmp_path / "new.csv").write_text("a,label\n" + "".join(
+        f"{rng.normal():.3f},{rng.normal():.3f}\n" for k in range(20)))
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "fedavg", "--data", "t.csv", "--model", "linear", "--rounds", "4", "--out", "run"]
+    in_process_shown([*words, "--set", "device=cpu", "--set", "lr=1e6", "--set", "evaluate_every=1"],
+                     monkeypatch, capsys)
+    new = ["personalize", "run", "--data", "new.csv", "-o", "m.safetensors", "--adapt"]
+    given = {("export", "run", "--client", "c0", "-o", "m.safetensors"): "served",
+             (*new, "no"): "served", (*new, "yes"): "adapted"}
+    for asked, taken in given.items():
+        for when in ("chosen", "last"):
+            said = in_process_shown([*asked, "--round", when], monkeypatch, capsys).out
+            told = next(line for line in said.splitlines() if line.startswith("Of the run: "))
+            assert told.startswith(f"Of the run: fedavg ({taken}) diverged: the loss of 3 of 3 clients is not finite")
+            assert ("its numbers are of round 0" in told) == (when == "chosen"), (asked, when)

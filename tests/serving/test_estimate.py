@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 
-from coterie.serving.estimate import drift
+from coterie.contract.net import cross_entropy, squared_error
+from coterie.evaluation.score import loss_scale
+from coterie.metrics.accuracy import Accuracy
+from coterie.serving.estimate import ConstantScore, Estimate, constant_answer, drift
 
 
 def test_drift_is_what_samples_of_a_fold_have_in_common():
@@ -15,3 +19,35 @@ def test_drift_is_what_samples_of_a_fold_have_in_common():
     assert drift([fold.astype(float) for fold in common]) == pytest.approx(0.01, rel=0.15)
     assert drift([fold.astype(float) for fold in alone]) < 2e-4
     assert drift([np.ones((3, 1))]) == 0  # no pair of samples
+
+
+def test_a_constant_answer_comes_from_the_samples_kept():
+    """By hand. Folds (kept | held): classes 0 0 1 | 1 1 answer 0, both wrong; 1 1 1 | 0 0 answer 1, both wrong, though
+    1 is the most frequent of all. Numbers: 0 0 9 | 6 6 and 6 6 9 | 0 0 have means 3 and 7 and medians 0 and 6; by the
+    squared error the mean fits what is kept best, by the absolute one the median."""
+    folds = [(np.array([0, 1, 2]), np.array([3, 4])), (np.array([3, 4, 2]), np.array([0, 1]))]
+    classes = constant_answer(torch.tensor([0, 0, 1, 1, 1]), folds, 2, cross_entropy)
+    assert classes == ConstantScore("its most frequent class", 0.0)
+    y = torch.tensor([0.0, 0.0, 9.0, 6.0, 6.0])
+    assert constant_answer(y, folds, 0, squared_error) == ConstantScore("its mean", (2 * 3**2 + 2 * 7**2) / 4)
+    absolute = constant_answer(y, folds, 0, lambda o, y: (o[:, 0] - y).abs())
+    assert absolute == ConstantScore("its median", (2 * 6 + 2 * 6) / 4)
+    both = torch.stack([y, y], 1)
+    assert constant_answer(both, folds, 0, squared_error).value == pytest.approx((2 * 3**2 + 2 * 7**2) / 4)
+
+
+@pytest.mark.parametrize(("scale", "value", "constant", "said"), [
+    (Accuracy().scale, 0.2, 0.5, "does better: accuracy 50.0 % against 20.0 %"),
+    (Accuracy().scale, 0.5, 0.5, "does as well: accuracy 50.0 % against 50.0 %"),
+    (Accuracy().scale, 0.6, 0.5, ""),
+    (Accuracy().scale, 1.0, 1.0, ""),  # of one class: nothing could be better
+    (Accuracy().scale, 0.9, 1.0, "does better"),
+    (loss_scale(0, "huber"), 3.0, 1.0, "does better: huber 1.000 against 3.000"),
+    (loss_scale(0, "huber"), float("inf"), 1.0, "does better"),
+    (loss_scale(0, "huber"), float("nan"), 1.0, "does better"),
+    (loss_scale(0, "huber"), 0.5, 1.0, ""),
+])
+def test_what_is_said_beside_a_constant_answer(scale, value, constant, said):
+    found = ConstantScore("its mean", constant).beside(Estimate(scale, value, (0, 1), 1, (0, 1), 10, 10, 0.0))
+    assert said in found
+    assert bool(found) == bool(said)

@@ -126,6 +126,7 @@ def test_run_resume_and_personalize_follow_the_groups(tmp_path, monkeypatch, cap
     code, text, errors = command(capsys, monkeypatch, "personalize", "run", *words)
     assert code == 0, errors
     assert "The run keeps groups of samples together, and this client's data name none" in text
+    assert "too good if some of them belong together" in text, "an error would be too low, not too high"
 
 
 def test_a_site_follows_the_groups_of_its_file(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import coterie
-from coterie import cli, registry
+from coterie import cli, files, registry
 from coterie.contract.method import Method
 from coterie.contract.records import Models, Nothing, Record
 from coterie.data import digits, partition
@@ -21,7 +22,7 @@ from coterie.running import checkpoint
 from coterie.running.saved import Saved
 from coterie.serving import newcomers
 from coterie.serving.estimate import FOLDS, INNER, REPLICAS
-from coterie.serving.newcomer_data import read
+from coterie.serving.newcomer_data import other_units, read
 from coterie.serving.newcomers import Desk, personalize
 from coterie.serving.personalize import _stated
 
@@ -349,3 +350,129 @@ def test_runs_of_older_versions_are_read_with_their_data(go, place):
         assert Saved.open(place / "run").spec.shape == (1, 8, 8)
     finally:
         config.write_text(kept)
+
+
+# -- other units, and constant answers ---------------------------------------------------------------------------------
+
+
+def hospital(path, n, factor=1.0, cost=1.0, clients=True, seed=0):
+    """Creatinine (88 ± 20), age, and whether somebody is ill, which both say; what it costs is linear in both."""
+    rng = np.random.default_rng(seed)
+    crea, age = 88 + 20 * rng.standard_normal(n), 60 + 10 * rng.standard_normal(n)
+    ill = (crea - 88) / 20 + (age - 60) / 10 + 0.1 * rng.standard_normal(n) > 0
+    costs = 5000 + 20 * (crea - 88) + 40 * (age - 60)
+    lines = [f"{factor * c},{a},{('no', 'yes')[int(i)]},{cost * p}" + (f",h{k % 3}" if clients else "")
+             for k, (c, a, i, p) in enumerate(zip(crea, age, ill, costs, strict=True))]
+    path.write_text("crea,age,ill,cost" + (",site" if clients else "") + "\n" + "\n".join(lines) + "\n")
+    return costs * cost
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory):
+    """Runs on the table of three hospitals, scaled: of classes, of a number, and of classes without a scale."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    hospital(folder / "all.csv", 240)
+    patch = pytest.MonkeyPatch()
+    patch.chdir(folder)
+    for out, told in (("ill", "label=ill,ignore=cost,scale=true"), ("cost", "label=cost,ignore=ill,scale=true"),
+                      ("raw", "label=ill,ignore=cost")):
+        words = ["--data", f"all.csv:client=site,{told}", "--model", "linear", "--rounds", 20, "--set", "device=cpu"]
+        lr = 1e-4 if out == "raw" else 0.1
+        assert command(None, patch, "run", "fedavg", *words, "--set", f"lr={lr}", "--out", out) == (0,)
+    patch.undo()
+    return folder
+
+
+@pytest.fixture
+def given(hospitals, capsys, monkeypatch):
+    monkeypatch.chdir(hospitals)
+
+    def ask(run, *more, **options):
+        targets = hospital(hospitals / "new.csv", 40, clients=False, seed=1, **options)
+        words = ["personalize", run, "--data", "new.csv", "-o", "new.safetensors", "--adapt", "no", *more]
+        code, text, errors = command(capsys, monkeypatch, *words)
+        assert code == 0, errors
+        return text, json.loads((hospitals / "new.json").read_text()), targets
+
+    return ask
+
+
+def test_a_newcomer_in_the_runs_units_is_not_warned(given):
+    for run in ("ill", "cost"):
+        text, beside, _ = given(run)
+        assert "constant answer" not in text
+        assert "other units?" not in text
+        assert beside["facts"]["other_units"] == []
+        assert not beside["facts"]["constant"]["does_as_well"]
+
+
+def test_a_newcomer_in_other_units_is_told_so_and_that_a_constant_answer_does_as_well(given, hospitals):
+    """Creatinine in mg/dl is 88.4 times smaller: 1 ± 0.23 where the run has 88 ± 20, so everybody seems well. The most
+    frequent class, counted a second time from the labels, is right for more."""
+    text, beside, _ = given("ill", factor=1 / 88.4)
+    assert re.search(r"'crea' is (0\.9|1\.0)\d* ± 0\.\d+ here and 8\d\.\d ± \S+ in the run \(mean ± deviation\)", text)
+    assert "'age'" not in text
+    assert beside["facts"]["other_units"] == ["crea"]
+    guess, value = beside["facts"]["constant"]["value"], beside["estimate"]["value"]
+    assert ("A constant answer (its most frequent class) does" in text) == (value <= guess)
+    assert value <= guess
+    labels = [line.split(",")[2] for line in (hospitals / "new.csv").read_text().splitlines()[1:]]
+    assert guess == pytest.approx(max(labels.count("no"), labels.count("yes")) / 40)
+    assert beside["facts"]["constant"]["does_as_well"]
+    printed = json.loads(given("ill", "--report", "json", factor=1 / 88.4)[0])
+    assert printed["why"] == beside["why"]
+    assert any(why.startswith("A constant answer (its most frequent class)") for why in printed["why"])
+
+
+def test_a_number_to_predict_in_thousands_is_named_beside_its_own_mean(given):
+    """Of an error that is the squared distance to the mean: the folds' mean is that of 36 others, so it scores
+    var * (1 + 1 / 36) or so."""
+    text, beside, costs = given("cost", cost=1e-3)
+    said = f"'cost' is {costs.mean():.3g} ± {costs.std():.3g} here and "
+    assert said in text
+    assert beside["facts"]["other_units"] == ["cost"]
+    assert "A constant answer (its mean) does better: MSE " in text
+    assert beside["facts"]["constant"]["value"] == pytest.approx(costs.var() * (1 + 1 / 36), rel=0.1)
+    assert beside["estimate"]["value"] > 1e6
+
+
+def test_without_a_scale_the_constant_answer_alone_speaks(given):
+    text, beside, _ = given("raw", factor=1 / 88.4)
+    assert "A constant answer (its most frequent class) does" in text
+    assert beside["facts"]["other_units"] == []
+
+
+def test_a_loss_that_takes_a_deviation_beside_the_mean_knows_no_constant_answer(tmp_path):
+    """-log N(y; o_0, exp(o_1)) takes two numbers a sample; handed the targets' mean alone, it would fail."""
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def likelihood(outputs, y):\n"
+        "    return outputs[:, 1] + 0.5 * ((y - outputs[:, 0]) / outputs[:, 1].exp()).square()\n"
+        "def net(shape, outputs):\n    return torch.nn.Linear(3, 2)\n")
+    x = torch.randn(5, 40, 3, generator=torch.Generator().manual_seed(0))
+    samples = list(zip(x, x[:, :, 0], strict=True))
+    data, loss = coterie.Federation.from_clients(samples[:4]), f"{tmp_path}/own.py:likelihood"
+    coterie.run("fedavg", torch.nn.Linear(3, 2), data, folder=tmp_path / "r", rounds=2, device="cpu", lr=0.01,
+                loss=files.module(tmp_path / "own.py", "the loss").likelihood)
+    found = personalize(Saved.open(tmp_path / "r", f"{tmp_path}/own.py:net", loss), samples[4], adapt="no")
+    assert "constant" not in found.facts
+    assert not any("constant answer" in why for why in found.why)
+
+
+@pytest.mark.parametrize(("values", "named"), [
+    ([60, 62, 58, 61, 59, 90], False),  # as in the run
+    ([2, 14, 9, 4, 12, 6], False),  # a ward for children: 5 deviations away, and less than half as wide
+    ([62, 62, 62, 62, 62, 62], False),  # narrow, and where the run is
+    ([0, 1, 0, 1, 1, 1], False),  # an indicator, whatever the run's column was
+    ([60, 62, 58, 61, 59, 9000], False),  # one wrong value
+    ([600, 620, 580, 610, 590, 900], True),
+    ([0.060, 0.062, 0.058, 0.061, 0.059, 0.09], True),
+    ([-100, 160, 20, 100, 240, -40], True),  # as far on average, eleven times as wide
+])
+def test_which_columns_look_like_other_units(values, named):
+    """The run's column is 60 ± 10. Two columns of another one's categories stand before it."""
+    encoding = {"columns": {"ward": ["east", "west"], "age": None}, "label": "ill", "scale": {"age": [60.0, 10.0]}}
+    x = torch.zeros(6, 3)
+    x[:, 2] = (torch.tensor(values) - 60) / 10
+    found = other_units(encoding, x, torch.zeros(6, dtype=torch.int64))
+    assert list(found) == (["age"] if named else [])
