@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.contract.algebra import between, cosines
+from coterie.contract.algebra import between, cosines, lengths
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
 from coterie.contract.method import Uploads, enrol
@@ -17,6 +17,9 @@ from coterie.contract.records import Each, Model, Models, Record, Upload
 from coterie.contract.shapes import Personal
 from coterie.errors import CoterieError
 from coterie.options import NonNegative, Positive, Share
+
+FAR = 100.0
+"""A model of so many times the middle one's length has diverged."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,11 @@ class FedAMP(Personal):
     """w_i <- SGD from w_i on L_i(w) + lam / (2 alpha) |w - u_i|^2 with u_i = sum_j xi_ij w_j.
 
     xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma for j != i, and xi_ii is what is left of 1. Distances grow with
-    the size of a model, so by default sigma is the median squared distance of two clients and alpha is sigma / M in
-    xi and 1 in the pull. An alpha of one's own with that sigma starts as Local, all models being equal; should the
-    others come to weigh more than 1 they are divided by their sum, so that no client is pushed away from its own model.
-    An alpha above sigma / (M - 1), both given, is refused. Distances are those of the parameters. Of a client
-    that diverged the server keeps the last finite model. PFLlib's program,
+    the size of a model, so by default sigma is the median squared distance of two clients and alpha is sigma / M in xi
+    and 1 in the pull. An alpha of one's own with that sigma starts as Local, all models being equal; should the others
+    come to weigh more than 1 they are divided by their sum, so that no client is pushed away from its own model. An
+    alpha above sigma / (M - 1), both given, is refused. Distances are those of the parameters. Of a client that
+    diverged (not finite, or a hundred times the middle length) the server keeps the model before. PFLlib's program,
     where the pull has no gradient, is the preset `pfllib`; it is Local. With `by=cosine` (HeurFedAMP) xi_ii is `own`
     and xi_ij for j != i is proportional to exp(sigma cos(w_i, w_j)), by default with sigma = 1 / median(1 - cos).
     """
@@ -149,4 +152,6 @@ class FedAMP(Personal):
 
     def merge(self, server: Cloud, up: Uploads) -> Record:
         rows = server.rows.index_add(0, up.ids, up.learned)
+        length = lengths(up.layout.cut(rows, "parameters")).to(rows.device)  # on its way to NaN a model is very long
+        rows = torch.where((length > FAR * length.median())[:, None], server.rows, rows)
         return Cloud(rows, self.mixtures(up.layout.cut(rows, "parameters")))

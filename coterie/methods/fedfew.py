@@ -34,11 +34,11 @@ def stch_set_weights(losses: Tensor, mu: float) -> tuple[Tensor, Tensor, Tensor]
 class FedFew(FewModels):
     """theta_k <- theta_k + sum_i alpha_i w_ik (SGD_i(theta_k) - theta_k): a few models such that each client has one.
 
-    A client takes the model of least loss on its validation data (on its training data where it has none). The loss
-    behind the weights is that of the received model (`before`), the running mean of the last local epoch, or that of
-    the trained copy (`after`); `scale` multiplies it by n_i / n; `normalise` divides a model's step by its mass
-    sum_i alpha_i w_ik, so that every model takes a full step. `start_from` draws the K models independently, or
-    equal (`same`, told apart by their batch orders only), or equal up to `noise`.
+    A client takes the model of least loss on its validation data (on its training data where it has none, and in the
+    paper). The loss behind the weights is that of the received model (`before`), the running mean of the last local
+    epoch, or that of the trained copy (`after`); `scale` multiplies it by n_i / n; `normalise` divides a model's step
+    by its mass sum_i alpha_i w_ik, so that every model takes a full step. `start_from` draws the K models
+    independently, or equal (`same`, told apart by their batch orders only), or equal up to `noise`.
 
     With `weigh=client` a client multiplies its K updates by its own w_ik, no loss is uploaded and all clients count
     alike, alpha_i = 1/m. What falls is then the mean over clients of the smooth minimum over models; the maximum over

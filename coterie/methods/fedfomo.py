@@ -110,5 +110,6 @@ class FedFomo(Personal):
             rows = torch.cat([rows, rows.mean(0, keepdim=True).expand(new, -1)])
             gain = torch.nn.functional.pad(torch.cat([gain, gain.mean(0, keepdim=True).expand(new, -1)]), (0, new))
         rows = rows.index_copy(0, up.ids, torch.where(up.finite[:, None], up.row, rows[up.ids]))
-        gain = gain.index_put((up.ids[:, None], up.who), up.omega.double(), accumulate=True)
+        gain = gain.index_put((up.ids[:, None], up.who), torch.where(torch.isfinite(up.omega), up.omega, 0).double(),
+                              accumulate=True)
         return replace(server, rows=rows, gain=gain, key=streams.key(server.key, "next"))

@@ -14,7 +14,11 @@ from coterie.options import NonNegative
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """Clients minimise L_i(w) + mu/2 |w - theta|^2: every step adds mu (w - theta) to the gradient."""
+    """Clients minimise L_i(w) + mu/2 |w - theta|^2: every step adds mu (w - theta) to the gradient.
+
+    Clients count by n_i; the paper draws them by n_i and counts those drawn alike. Its partial work of slow clients is
+    the run's `stragglers`.
+    """
 
     mu: NonNegative = 0.01
     """How strongly clients are held near the received model; 0 is FedAvg. The paper tunes it over 0.001, 0.01, 0.1 and

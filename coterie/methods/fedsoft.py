@@ -68,7 +68,7 @@ class FedSoft(FewModels, Personal):
     sigma: Annotated[float, Range(above=0, at_most=1)] = 1e-4
     """Least share of a cluster in a client."""
     every: Count = 1
-    """Rounds between two counts of who belongs where."""
+    """Rounds between two counts of who belongs where; who is not asked in such a round keeps the count it has."""
     selected: Count | None = None
     """Participants drawn for each cluster's mean, 15 to 30 of many in the paper; none takes all, weighted, which
     needs no draw and suits fewer clients."""
@@ -76,6 +76,7 @@ class FedSoft(FewModels, Personal):
     down = "K"
     by_model = "importance"
     newcomer = "the mixture of the cluster models by its samples, trained for a round near them"
+    unprotected = "the shares of clusters that clients report and that make their weights"
     cite = "Ruan, Joe-Wong, FedSoft: soft clustered federated learning with proximal local updating, AAAI 2022"
     soft = True
     hook = "the pull to the cluster models is a part of the gradient: momentum and means of squares see both"

@@ -24,7 +24,7 @@ class FedUV(FedAvg):
 
     V = mean_c max(0, 1/sqrt(C) - std of softmax(scores)_c), whose bound is what one sample of each class would have;
     U = mean over pairs of exp(-|z_a - z_b|^2 / s2), s2 the median of their non-zero squares, taken as a constant.
-    A single sample has neither variance nor pairs.
+    The released program differentiates s2, too. A single sample has neither variance nor pairs.
     """
 
     variance: NonNegative = 2.5

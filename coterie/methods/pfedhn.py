@@ -136,8 +136,8 @@ class PFedHN(FedPer):
         return Upload(e=e)
 
     def admit(self, server: Hyper, ids: Tensor, introductions: Upload) -> Record:
-        e, still = introductions.e, torch.zeros_like(introductions.e)
-        return replace(server, e=enrol(server.e, ids, e), e_velocity=enrol(server.e_velocity, ids, still))
+        e = torch.where(torch.isfinite(introductions.e).all(1, keepdim=True), introductions.e, 0)  # NaN spreads by psi
+        return replace(server, e=enrol(server.e, ids, e), e_velocity=enrol(server.e_velocity, ids, 0 * e))
 
     def send(self, server: Hyper, ids: Tensor) -> Record:
         return Model(Each(self.rows(server, server.e[ids])))  # type: ignore[arg-type]

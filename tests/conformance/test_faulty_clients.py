@@ -14,6 +14,7 @@ import torch
 from coterie import registry
 from coterie.contract.layout import Entry, Layout
 from coterie.contract.method import Method, Uploads
+from coterie.contract.records import Upload
 from coterie.data import Federation
 
 ROBUST = ["geometricmedian", "krum", "median", "multikrum", "normclip", "trimmedmean"]
@@ -246,3 +247,30 @@ def test_feddyn_by_size_is_the_same_under_an_aggregator_that_leaves_nobody_out(t
             sim.round()
     for name, t in one.server.state.tensors().items():
         assert torch.allclose(t.double(), other.server.state.tensors()[name].double(), atol=1e-10), name
+
+
+@pytest.mark.parametrize("many", [2, 3, 6])
+@pytest.mark.parametrize("spec", ["fedamp", "fedamp:heur", "fedfomo"])
+def test_a_client_that_runs_away_by_itself_takes_nobody_along(tiny, spec, many):
+    """Its inputs are 1,000 times as large: its model is 1e5, 1e10, ... long before it is NaN, and cosines do not see
+    lengths. The others' weights, near 1 each of four, stay far below 100. (pFedHN says that a long update takes it.)"""
+    scale = [1.0] * (many - 1) + [1e3]
+    splits = [[(x * scale[i], (x @ torch.ones(4, 1, dtype=x.dtype)) * scale[i] ** 2)
+               for i, (x, _) in enumerate(split[:many])] for split in clients()]
+    data = Federation.from_splits(*splits, classes=0, names=[f"c{i}" for i in range(many)])
+    sim = tiny.simulation(spec, lambda: torch.nn.Linear(4, 1), data=data, batch=10)
+    for _ in range(8):
+        sim.round()
+    rows = torch.stack([sim.row(i) for i in range(many - 1)])
+    assert not bool(torch.isfinite(sim.row(many - 1)).all()) or sim.row(many - 1).norm() > 1e6, "it does run away"
+    assert bool(torch.isfinite(rows).all())
+    assert float(rows.norm(dim=1).max()) < 100
+
+
+def test_an_embedding_that_diverged_before_its_client_arrived_is_not_taken_in(tiny):
+    """The products of psi's round pass through every embedding, and 0 * NaN is NaN; the mean embedding as well."""
+    sim = tiny.simulation("pfedhn", data=federation(HONEST), batch=10)
+    here = sim.server.state
+    known = sim.method.admit(here, torch.tensor([6]), Upload(e=torch.full_like(here.e[:1], math.nan)))
+    assert torch.equal(known.e[:6], here.e)
+    assert torch.equal(known.e[6], torch.zeros_like(here.e[0]))
