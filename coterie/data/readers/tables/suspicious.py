@@ -15,6 +15,8 @@ import numpy as np
 
 from coterie.data.readers.pieces import Array, Places, names
 
+LONG = 64
+"""Letters of a text up to which it is kept as it is, to be told from others."""
 KEPT = 500_000
 """Different values that are remembered of all columns together; later rows of a longer table are not looked at."""
 FEWEST = 20
@@ -110,9 +112,10 @@ class Signs:
             self.dates = self.dates and DATE.fullmatch(value) is not None
             self.codes = self.codes and CODE.fullmatch(value) is not None
             if self.distinct is not None and not self._full(1):
-                self.runs += value != self.last
-                self.last = value
-                self.distinct.add(value)
+                kept = value if len(value) <= LONG else hash(value)  # long texts would take the file's size
+                self.runs += kept != self.last
+                self.last = kept
+                self.distinct.add(kept)
 
     def _full(self, count: int) -> bool:
         """Whether there is no room for more values; otherwise they are counted."""
