@@ -50,7 +50,9 @@ class FedFomo(Personal):
     are none); theta_i is the client's model after its last round. The server adds up the raw omega a client reports
     and sends it the models of the `received` clients it gained most from, or, with probability `explore`, of
     random ones. Distances are those of the parameters. Where no model helps, a client goes on from its own. Of a client
-    that diverged the server keeps the last finite model.
+    that diverged the server keeps the last finite model. In the paper theta_i is the model before the last training
+    and the trained one is among the theta_n; here the trained one is what others are compared with, so that where one
+    of them helps nothing of it is kept but what training adds again.
     """
 
     received: Count = 5

@@ -22,7 +22,9 @@ class PFedMe(Method):
     sees `batches` of them a round (by default those of the run's epochs; the paper's 20). The server takes theta <- (1
     - beta) theta + beta mean w_i; clients count alike, or by their samples with `weighted`. A client uses the inner
     problem solved anew from theta: `inner` steps on its batches. They are stable for inner_lr (lam + nu) < 2, and the
-    outer steps for lr lam up to about 1, which is 0.075 in the paper (lr 0.005) and 0.75 at a run's usual 0.05.
+    outer steps for lr lam up to about 1, which is 0.075 in the paper (lr 0.005) and 0.75 at a run's usual 0.05. In the
+    paper a client uses v as its last local round left it, after many more steps: with few and short inner steps what
+    is deployed here is nearer to theta.
     """
 
     lam: NonNegative = 15.0

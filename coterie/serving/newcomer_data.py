@@ -34,9 +34,9 @@ QUARTILES = 1.349
 
 def read(
     path: str, client: str | None = None, saved: Saved | None = None
-) -> tuple[tuple[Tensor, Tensor], str, NDArray[Any] | None]:
-    """One client's labelled samples from a file, spelled as for --data, its name, and the samples' groups if they have
-    any; NoLabels where there are no labels.
+) -> tuple[tuple[Tensor, Tensor], str, NDArray[Any] | None, tuple[str, ...]]:
+    """One client's labelled samples from a file, spelled as for --data, its name, the samples' groups if they have any,
+    and what was filled in for missing values; NoLabels where there are no labels.
 
     A table is encoded as the run's was: columns, categories, scale and classes. Labels are found among the run's
     classes by their names or numbers; one that is not there is refused.
@@ -48,7 +48,7 @@ def read(
     except NoLabels:
         # leaves out samples without a label, and nothing else is wrong
         source = _loaded(place, {**given, "skip": True}, saved)
-    x, y = source.x, source.y
+    x, y, filled = source.x, source.y, tuple(note for note in source.notes if note.startswith("filled in"))
     if saved is not None:
         y = placed(y, source.classes, saved.spec.classes, saved.spec.class_names, path)
     if source.client is not None:
@@ -59,10 +59,10 @@ def read(
             raise unknown(f"client in {path}", client, names)
         name = client or names[0]
         mine = torch.from_numpy(np.array([str(c) == name for c in source.client]))
-        return (x[mine], y[mine]), name, None if source.group is None else source.group[mine.numpy()]
+        return (x[mine], y[mine]), name, None if source.group is None else source.group[mine.numpy()], filled
     if client is not None:
         raise CoterieError(f"{path} names no clients; leave --client out.")
-    return (x, y), Path(place).stem, source.group
+    return (x, y), Path(place).stem, source.group, filled
 
 
 def _loaded(place: str, given: Mapping[str, Any], saved: Saved | None) -> Source:

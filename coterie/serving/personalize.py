@@ -35,12 +35,14 @@ def hand_out(
         raise CoterieError(f"there is no folder {out.parent} to write {out.name} to.")
     name = client or Path(spelled(data)[0]).stem
     samples, group, lacking = None, None, ""
+    filled: tuple[str, ...] = ()
     try:
-        samples, name, group = read(data, client, saved)
+        samples, name, group, filled = read(data, client, saved)
     except NoLabels as reason:
         lacking = str(reason)
     found = personalize(saved, samples, name, adapt, future, seed, group, when)  # type: ignore[arg-type]
     found = replace(found, why=(*found.why, lacking)) if lacking else found
+    found = replace(found, why=(*found.why, *(f"Its data: {note}." for note in filled)))
     of_run = warnings_of(saved.folder, (found.taken.stage,), found.taken.scored)
     found = replace(found, why=(*(f"Of the run: {text}" for text in of_run), *found.why))
     facts = described(saved, found)

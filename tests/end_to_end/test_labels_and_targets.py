@@ -136,7 +136,7 @@ def test_training_is_that_on_targets_scaled_by_hand(place, run, tmp_path):
 def test_a_newcomer_is_scored_and_answered_in_the_users_unit(place, run):
     """Its estimate is a squared error of prices; the model that it gets errs by about that much."""
     saved = Saved.open(place / "run")
-    (x, y), name, _ = read(f"{place / 'houses.csv'}:client=town", "c", saved)
+    (x, y), name, *_ = read(f"{place / 'houses.csv'}:client=town", "c", saved)
     found = personalize(saved, (x, y), name, "no")
     prices = y.double().numpy()
     assert prices.mean() > 50_000  # as the file has them

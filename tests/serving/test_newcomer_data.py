@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from commands import exit_code
 
 import coterie
 from coterie import cli
@@ -139,3 +140,20 @@ def test_a_site_follows_the_groups_of_its_file(tmp_path):
     assert sum(map(len, held)) == 12
     assert len(set().union(*held)) == 12
     assert held[2]
+
+
+def test_what_was_filled_in_for_a_newcomer_is_said(tmp_path, monkeypatch, capsys):
+    """The run's file says it when it is read; a newcomer whose column is empty altogether gets the same words."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    dose = ["" if k % 9 == 0 else f"{rng.normal():.3f}" for k in range(80)]
+    lines = [f"{rng.normal():.3f},{dose[k]},{'ab'[k % 2]},{k % 3 % 2}" for k in range(80)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,dose,client,label", *lines]) + "\n")
+    (tmp_path / "n.csv").write_text("\n".join(["age,dose,label", *(f"{k / 10},,{k % 2}" for k in range(12))]) + "\n")
+    data = "t.csv:scale=true,fill=mean"
+    for words in (["run", "fedavg", "--data", data, "--model", "linear", "--rounds", "1", "--out", "run"],
+                  ["personalize", "run", "--data", "n.csv", "-o", "n.safetensors"]):
+        assert exit_code(monkeypatch, *words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Its data: filled in: column 'dose' lacked 12 of 12 values" in said
+    assert any("lacked 12 of 12" in why for why in json.loads((tmp_path / "n.json").read_text())["why"])

@@ -256,7 +256,7 @@ def test_a_newcomers_table_is_encoded_as_the_runs_was(tmp_path, monkeypatch, cap
     words = ["--data", "all.csv:label=outcome,client=hospital,scale=true", "--model", "linear", "--rounds", 1]
     assert command(capsys, monkeypatch, "run", "fedavg", *words, "--set", "device=cpu", "--out", "run")[0] == 0
     (tmp_path / "new.csv").write_text("outcome,hospital,ward,weight\n" + "well,h9,west,100\n" * 6)
-    (x, y), name, _ = read("new.csv", None, Saved.open("run"))
+    (x, y), name, *_ = read("new.csv", None, Saved.open("run"))
     weights = np.arange(100, 190)
     assert x[0].tolist() == pytest.approx([(100 - weights.mean()) / weights.std(), 0, 1])
     assert (y.tolist(), name) == ([1] * 6, "h9")
