@@ -3,7 +3,7 @@
     python benchmarks/flower.py [--rounds 20] [--turns 3]
 
 Both import torch, hold the same samples, train the same MLP for the same steps and average it. Each turn is one run of
-either app on the same SuperLink and SuperNodes; the median over all rounds but each run's first is compared.
+either app on the same SuperLink, with SuperNodes of its own; the median over all rounds but each run's first counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import shutil
 import socket
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -111,46 +110,46 @@ def measure(rounds: int, turns: int, place: Path) -> dict[str, list[float]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = Address("127.0.0.1", free.getsockname()[1])
-    stop = threading.Event()
     quiet = lambda line: None  # noqa: E731
     link = SuperLink(None, address, place / "link", variables, quiet)
     seconds: dict[str, list[float]] = {"by hand": [], "coterie": []}
-    with link:
-        link.start()
+
+    def run(config: dict[str, str | int], server_app: str, client_app: str) -> None:
+        """One run with four sites, which execute this client app."""
+        stop = threading.Event()
         nodes = [threading.Thread(target=supervise, args=(
             None, address, place / "homes" / name,
-            {"name": name, "data": str(place / f"{name}.npz"), "home": str(place / "homes" / name), "device": "cpu"},
-            variables, stop), kwargs={"say": quiet}) for name in SITES]
+            {"name": name, "data": str(place / f"{name}.npz"), "home": str(place / "homes" / name), "device": "cpu",
+             "accept": "any"},
+            variables, stop), kwargs={"say": quiet, "app": client_app}) for name in SITES]
         for node in nodes:
             node.start()
         try:
-            for turn in range(turns):
-                out = place / f"hand{turn}"
-                _until_done(link, link.submit({"rounds": rounds, "out": str(out)}, "by_hand:server", "by_hand:client"))
-                seconds["by hand"] += [json.loads(line) for line in out.read_text().splitlines()][1:]
-                job = Job("fedavg", "mlp:hidden=128", (1, 8, 8), 10, 10,
-                          Training(rounds=rounds, lr=0.1, batch=10, device="cpu"), experiment=fresh_id(), scores=False)
-                folder = place / f"run{turn}"
-                folder.mkdir()
-                plan = Plan((job,), Policy(sites=4, minimum=4), folder=str(folder / "run"))
-                plan.write(folder / "plan.json")
-                _until_done(link, link.submit({"run": str(folder / "plan.json")}, SERVER_APP, CLIENT_APP))
-                seconds["coterie"] += [one["seconds"] for one in Folder(folder / "run").rounds()][1:]
-                hand, ours = (float(np.median(seconds[name])) for name in ("by hand", "coterie"))
-                print(f"turn {turn + 1}: by hand {hand:.2f} s a round, coterie {ours:.2f} s: {ours / hand:.3f}",
-                      flush=True)
+            if (status := link.run(config, server_app)) != "finished:completed":
+                raise SystemExit(f"{server_app}: {status}; see {link.home}")
         finally:
             stop.set()
             for node in nodes:
                 node.join(30)
+
+    with link:
+        link.start()
+        link.admit()
+        for turn in range(turns):
+            out = place / f"hand{turn}"
+            run({"rounds": rounds, "out": str(out)}, "by_hand:server", "by_hand:client")
+            seconds["by hand"] += [json.loads(line) for line in out.read_text().splitlines()][1:]
+            job = Job("fedavg", "mlp:hidden=128", (1, 8, 8), 10, 10,
+                      Training(rounds=rounds, lr=0.1, batch=10, device="cpu"), experiment=fresh_id(), scores=False)
+            folder = place / f"run{turn}"
+            folder.mkdir()
+            plan = Plan((job,), Policy(sites=4, minimum=4), folder=str(folder / "run"))
+            plan.write(folder / "plan.json")
+            run({"run": str(folder / "plan.json")}, SERVER_APP, CLIENT_APP)
+            seconds["coterie"] += [one["seconds"] for one in Folder(folder / "run").rounds()][1:]
+            hand, ours = (float(np.median(seconds[name])) for name in ("by hand", "coterie"))
+            print(f"turn {turn + 1}: by hand {hand:.2f} s a round, coterie {ours:.2f} s: {ours / hand:.3f}", flush=True)
     return seconds
-
-
-def _until_done(link: SuperLink, run: str) -> None:
-    while not (status := link.status(run)).startswith("finished"):
-        time.sleep(3)
-    if status != "finished:completed":
-        raise SystemExit(f"run {run}: {status}; see {link.home}")
 
 
 if __name__ == "__main__":

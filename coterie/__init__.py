@@ -19,10 +19,11 @@ __all__ = [
     "Batch", "BelowOne", "Clustered", "Cohort", "CoterieError", "Count", "CountOrZero", "Each", "Federation",
     "FewModels", "Given", "Init", "Layout", "Method", "Metric", "Model", "Models", "Net", "NonNegative", "Nothing",
     "Personal", "Positive", "Range", "Record", "Result", "Share", "Training", "Upload", "Uploads", "compare", "enrol",
-    "experiment", "pick", "run",
+    "experiment", "pick", "run", "sent",
 ]
 
 if TYPE_CHECKING:  # what `_PLACES` says, for readers that do not run the code
+    from coterie.contract import sent
     from coterie.contract.cohort import Cohort, Init
     from coterie.contract.layout import Layout
     from coterie.contract.method import Method, Uploads, enrol, pick
@@ -42,6 +43,7 @@ else:
     from importlib.util import find_spec
 
     _PLACES = {
+        "coterie.contract": ("sent",),  # a module, which its package does not import by itself
         "coterie.contract.cohort": ("Cohort", "Init"),
         "coterie.contract.layout": ("Layout",),
         "coterie.contract.method": ("Method", "Uploads", "enrol", "pick"),
@@ -62,7 +64,8 @@ else:
     def __getattr__(name):
         """A public name, or a part of the package (`coterie.data.digits()` needs no import of its own)."""
         if name in _PLACE:
-            found = getattr(import_module(_PLACE[name]), name)
+            place = import_module(_PLACE[name])
+            found = getattr(place, name) if hasattr(place, name) else import_module(f"{_PLACE[name]}.{name}")
         elif not name.startswith("_") and find_spec(f"coterie.{name}"):
             found = import_module(f"coterie.{name}")
         else:

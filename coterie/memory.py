@@ -6,8 +6,8 @@ import ctypes
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -50,6 +50,37 @@ def free(device: torch.device) -> int:
     return min(_available(), _container(), _limits())
 
 
+@contextmanager
+def at_most(more: int) -> Iterator[None]:
+    """Within it the process can take so many bytes more of host memory; beyond that memory has run out (`exhausted`).
+
+    For what others ask to be built. Systems without such a limit for a process do without it.
+    """
+    try:
+        import resource
+
+        used = int(_own()["VmData"].split()[0]) << 10
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+    except (ImportError, OSError, KeyError, ValueError):
+        yield
+        return
+    most = used + more if before[0] == resource.RLIM_INFINITY else min(used + more, before[0])
+    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def exhausted(reason: BaseException) -> bool:
+    """Whether an error says that memory has run out, the host's or a GPU's."""
+    if isinstance(reason, MemoryError | torch.OutOfMemoryError):
+        return True
+    words = str(reason).lower()
+    told = any(f"{start} memory" in words for start in ("not enough", "cannot allocate", "can't allocate"))
+    return isinstance(reason, RuntimeError | OSError) and told
+
+
 def _available() -> int:
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -76,7 +107,7 @@ def _limits() -> int:
     try:
         import resource
 
-        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        lines = _own()
         left = [1 << 62]
         for limit, used in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
             allowed = resource.getrlimit(limit)[0]
@@ -85,6 +116,11 @@ def _limits() -> int:
         return min(left)
     except (ImportError, OSError, KeyError, ValueError):  # a system without such limits
         return 1 << 62
+
+
+def _own() -> dict[str, str]:
+    """What the system says of this process."""
+    return dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 
 
 # -- tensors in files --------------------------------------------------------------------------------------------------

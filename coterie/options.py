@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from coterie.errors import CoterieError, unknown
-from coterie.files import IN_FILE
+from coterie.files import in_file
 
 T = TypeVar("T")
 
@@ -129,6 +130,30 @@ def in_words(cls: type[Any], name: str) -> str:
     return f"{said}{', inf too' if held.infinite else ''}{', or none' if type(None) in kinds else ''}"
 
 
+# -- how much is read --------------------------------------------------------------------------------------------------
+
+LONGEST = 4000
+"""Characters of a method, a model or another spelling, at most; they may stand in a file of anybody's."""
+LONGEST_DATA = 64_000
+"""Those of data, whose options may list many columns."""
+MOST = 300
+"""Entries of a list in a spelling, such as a model's layers or patterns of names, at most."""
+
+
+def require_short(values: Mapping[str, Any], where: str, most: int = LONGEST) -> None:
+    """Raise where one of these texts, or lists of texts, is longer than anybody means it to be."""
+    for name, value in values.items():
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str) and len(text) > most:
+                raise CoterieError(f"{name} of {where} has {len(text)} characters; at most {most} are read.")
+
+
+def require_few(entries: Sized, what: str) -> None:
+    """Raise where a list in a spelling is longer than anybody means it to be."""
+    if len(entries) > MOST:
+        raise CoterieError(f"{what} has {len(entries)} entries; at most {MOST} are read.")
+
+
 # -- names, types and text --------------------------------------------------------------------------------------------
 
 
@@ -230,14 +255,12 @@ def _article(hint: Any) -> str:
 
 def pieces(text: str, separator: str = ",") -> list[str]:
     """The text cut at a separator, but not inside parentheses: `a=1,b=f(c=2,d=3)` has two pieces; empty ones go."""
-    found, depth = [""], 0
-    for letter in text:
+    cuts, depth = [-1], 0
+    for at, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
         if letter == separator and depth <= 0:
-            found.append("")
-        else:
-            found[-1] += letter
-    return [piece for piece in found if piece]
+            cuts.append(at)
+    return [text[a + 1 : b] for a, b in itertools.pairwise([*cuts, len(text)]) if b > a + 1]
 
 
 def parse_call(text: str) -> tuple[str, dict[str, str]]:
@@ -281,8 +304,8 @@ def parse_options(text: str) -> tuple[str, dict[str, Any]]:
 
     The name of something in a file holds a colon itself: `file.py:Name:key=value`.
     """
-    file = IN_FILE.match(text)
-    name, _, rest = text.partition(":") if file is None else (f"{file[1]}:{file[2]}", ":", file[3] or "")
+    file = in_file(text)
+    name, _, rest = text.partition(":") if file is None else (f"{file[0]}:{file[1]}", ":", file[2])
     found = split_options(rest, text)
     return name, {key: _plain(value) for key, value in found.items()}
 

@@ -26,6 +26,7 @@ from coterie.contract.metric import Metric
 from coterie.contract.optimizer import Optimizer
 from coterie.errors import CoterieError, unknown
 from coterie.options import added, build, convert, current, options, parse_call, pieces, spelled
+from coterie.trust import code
 
 V = TypeVar("V")
 
@@ -99,7 +100,12 @@ def optimizer(spec: str | Optimizer, server: bool = False) -> Optimizer:
 
 
 def shortest(spec: str, server: bool = False) -> str:
-    """An optimizer's spelling without what is its default; raises as `optimizer` does."""
+    """An optimizer's spelling without what is its default; raises as `optimizer` does.
+
+    Where no file may run, one that lies in a file stays as it is spelled.
+    """
+    if code.runs_nothing() and ".py:" in spec:
+        return spec
     made = optimizer(spec, server)
     return called(made, made.at_server if server else None)
 
@@ -122,9 +128,9 @@ def called(value: Optimizer | Metric, like: Mapping[str, Any] | None = None) -> 
 def _called(spec: str, known: Mapping[str, type[V]], base: type[V], kind: str) -> tuple[type[V], dict[str, Any]]:
     """The class and the options, as text, of `name(option=value,...)`."""
     name, given = parse_call(spec)
-    file = files.IN_FILE.match(name)
+    file = files.in_file(name)
     if file is not None:
-        return _from_file(Path(file[1]), file[2], base, kind), dict(given)
+        return _from_file(Path(file[0]), file[1], base, kind), dict(given)
     if name.lower() not in known:
         raise unknown(kind, name, known)
     return known[name.lower()], dict(given)
@@ -160,9 +166,9 @@ def _method_class(text: str) -> tuple[type[Method], str]:
     name, _, rest = text.partition(":")
     if name.lower() in methods():
         return methods()[name.lower()], rest
-    file = re.match(r"(.+?\.py):(\w+)(?::(.*))?$", text)  # the first `.py:`; an optimizer among the options has one too
-    if file:
-        return _from_file(Path(file[1]), file[2], Method, "method"), file[3] or ""
+    file = files.in_file(text)
+    if file is not None:
+        return _from_file(Path(file[0]), file[1], Method, "method"), file[2]
     if name.endswith(".py"):
         raise CoterieError(f"which class of {name} is the method? Write {name}:NAME.")
     raise unknown("method", name, methods())
@@ -219,9 +225,11 @@ def renamed(spec: str, **values: Any) -> list[str]:
     return notes
 
 
-def expand(specs: Iterable[str]) -> tuple[str, ...]:
-    """Spellings in their order, each once, with every known method in place of the word `all`."""
-    return tuple(dict.fromkeys(name for spec in specs for name in (methods() if spec.lower() == "all" else [spec])))
+def expand(specs: Iterable[str], adapters: bool = False) -> tuple[str, ...]:
+    """Spellings in their order, each once, with every known method in place of the word `all`: those that work on low-
+    rank adapters are among them where the model has some (`adapters`)."""
+    every = [name for name, cls in methods().items() if adapters or not cls.adapters]
+    return tuple(dict.fromkeys(name for spec in specs for name in (every if spec.lower() == "all" else [spec])))
 
 
 def _unplug(spec: str) -> tuple[str, str]:
@@ -236,11 +244,14 @@ def _unplug(spec: str) -> tuple[str, str]:
 
 
 def spelling(chosen: Method) -> str:
-    """The spelling that builds this method again: name, preset if one is nearest, and every option that differs."""
+    """The spelling that builds this method again: name, preset if one is nearest, and every option that differs.
+
+    One that came from a run's copy of its file is called by the file, as it was when the run began.
+    """
     source = sys.modules[type(chosen).__module__].__dict__.get("__coterie_file__")
     text = _spelled(f"{source}:{type(chosen).__name__}" if source else chosen.name, chosen)
     plugged = chosen.aggregator
-    return text if plugged == Mean() else f"{text}+{_spelled(plugged.name, plugged)}"
+    return code.original(text if plugged == Mean() else f"{text}+{_spelled(plugged.name, plugged)}")
 
 
 def respelled(text: str) -> str:
@@ -306,7 +317,7 @@ def _value(cls: type[V], preset: str, given: Mapping[str, Any]) -> V:
 
 
 def _from_file(path: Path, name: str, base: type[V], kind: str) -> type[V]:
-    classes = {cls.__name__: cls for cls in _defined(files.module(path, f"the {kind} {name}"), base).values()}
+    classes = {cls.__name__: cls for cls in _defined(code.module(path, f"the {kind} {name}"), base).values()}
     if name not in classes:
         raise unknown(f"{kind} in {path}", name, classes)
     cls = classes[name]

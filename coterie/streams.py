@@ -74,3 +74,11 @@ def uniform(stream: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.f
     counter = torch.arange(count, device=stream.device)
     bits: Tensor = _mix(stream + _GOLDEN * (counter + 1))
     return ((bits >> 40) & ((1 << 24) - 1)).to(dtype).mul(2.0**-24).reshape(shape)
+
+
+def chance(
+    seed: int, names: np.ndarray[tuple[int, ...], np.dtype[np.int64]], t: int, purpose: str
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A uniform number on [0, 1) for each client, by its name's number `[c]`, in round t."""
+    bits = key(seed, torch.from_numpy(names), t, purpose).numpy()
+    return (bits & ((1 << 53) - 1)) / float(1 << 53)

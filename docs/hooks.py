@@ -22,6 +22,7 @@ from coterie import registry
 from coterie.contract.method import Method
 from coterie.data import digits, partition
 from coterie.models import model
+from coterie.models.lora import adapted
 from coterie.report import catalogue, notation
 from coterie.report.table import markdown_table
 
@@ -121,7 +122,8 @@ def federation() -> coterie.Federation:
 @functools.cache
 def traffic(cls: type[Method]) -> str:
     """A table of what one round of a method with its defaults sends, counted and not computed."""
-    factory = model("mlp", (1, 8, 8), 10, hidden=64)
+    adapter = "lora:rank=4,base=trains" if cls.adapters else ""
+    factory = adapted(model("mlp", (1, 8, 8), 10, hidden=64), adapter)
     numbers = sum(p.numel() for p in factory().parameters())
     done = coterie.run(cls(), factory, federation(), rounds=1, batch=100, device="cpu", engine="stack")
     sent: dict[str, dict[str, int]] = {way: done.rounds[-1][way] for way in ("down", "up")}
@@ -129,6 +131,7 @@ def traffic(cls: type[Method]) -> str:
     if not rows:
         return "Nothing travels."
     total = sum(count for fields in sent.values() for count in fields.values())
-    about = (f"Counted in a round with the model `mlp:hidden=64` on digits, {numbers:,} numbers or {4 * numbers:,} "
-             f"bytes: {total:,} bytes per client and round.")
+    beside = f" and `--adapter {adapter}`" if adapter else ""
+    about = (f"Counted in a round with the model `mlp:hidden=64`{beside} on digits, {numbers:,} numbers or "
+             f"{4 * numbers:,} bytes: {total:,} bytes per client and round.")
     return f"{about}\n\n{markdown_table(('what travels', 'bytes'), rows, '--:')}"

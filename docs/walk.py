@@ -32,8 +32,8 @@ ROOT = Path(coterie.__file__).parent
 LANES = ("cli", "flower", "report", "serving", "running", "evaluation", "engine", "data", "registry", "methods",
          "aggregators", "metrics", "models", "optimizers", "privacy", "contract")
 """Packages from above to below, as imports go; those a walk does not touch are left out."""
-WORDS = ("coterie", "errors", "streams", "files", "options", "memory")
-"""Top-level modules that everything uses like a part of the language; they are no stations of a walk."""
+WORDS = ("coterie", "errors", "streams", "files", "options", "memory", "trust")
+"""What everything uses like a part of the language; these are no stations of a walk."""
 CONTRACT = {"methods", "aggregators", "optimizers", "contract", "engine"}
 """Between these calls go both ways: a method asks its cohort, the cohort its engine, and the engine calls what the
 method wrote for one client."""
@@ -64,7 +64,7 @@ def module_of(code: CodeType) -> str | None:
     if code.co_name == "<module>" or not code.co_filename.startswith(str(ROOT)):
         return None
     found = ".".join(Path(code.co_filename).relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    return None if found in WORDS or found == "__init__" else found
+    return None if package(found) in WORDS or found == "__init__" else found
 
 
 @contextlib.contextmanager
@@ -130,7 +130,7 @@ def flower_round() -> None:
     job = Job.for_data(both[0], experiment="walk", method="fedfew:models=2", model="mlp",
                        training=Training(rounds=1, device="cpu"))
     with tempfile.TemporaryDirectory() as folder:
-        sites = [Site(one.names[0], one, Path(folder) / one.names[0], "cpu") for one in both]
+        sites = [Site(one.names[0], one, Path(folder) / one.names[0], "cpu", accept=job.digest) for one in both]
         serve([job], Loopback(sites), Policy(sites=2), Path(folder) / "server")
 
 

@@ -2,6 +2,8 @@
 
 import torch
 
+from coterie import registry
+
 MODELS = ["mlp", "dropout", "bn"]
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -20,3 +22,9 @@ def rounds(sim, count):
     for _ in range(count):
         sim.round()
     return sim
+
+
+def adapter_for(method, alpha=1):
+    """The `--adapter` with which a method can run: none, or one beside which everything else goes on training."""
+    chosen = registry.method(method) if isinstance(method, str) else method
+    return f"lora:rank=2,alpha={alpha},base=trains" if chosen.adapters else ""

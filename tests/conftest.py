@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import os
+import shutil
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from by_hand import adapter_for
 from hypothesis import settings
 from torch import nn
 
 from coterie import registry, streams
+from coterie.contract.layout import adapters_of
 from coterie.data import Federation
+from coterie.models.lora import adapted
 from coterie.running.simulation import Simulation
 from coterie.running.together import Stack, alone
 from coterie.running.training import Training
+
+# What tests type is trusted in a list of their own, not in the user's.
+TRUSTED = Path(tempfile.mkdtemp(prefix="coterie-tests-")) / "trusted"
+os.environ["COTERIE_TRUSTED"] = str(TRUSTED)
+atexit.register(shutil.rmtree, TRUSTED.parent, ignore_errors=True)
 
 torch.set_num_threads(1)  # the tensors are tiny, and the tests run in parallel
 
@@ -67,6 +80,16 @@ def regression():
 
 
 MODELS = {"mlp": mlp, "linear": linear, "dropout": Dropped, "bn": normed, "words": Words, "regression": regression}
+def over(method, model):
+    """The model, with adapters where the method works on such and it has none."""
+    chosen = registry.method(method) if isinstance(method, str) else method
+    if not chosen.adapters:
+        return model
+    module = model if isinstance(model, nn.Module) else model()
+    if adapters_of(module):
+        return model
+    words = [name for name, sub in module.named_modules() if isinstance(sub, nn.Embedding)]
+    return adapted(model, f"{adapter_for(chosen)},targets={'+'.join(words) or 'all'}")
 
 
 def federation(sizes=SIZES, val=(2, 3, 0, 1), test=(3, 4, 2, 5), kind="scores", seed=0, dtype=torch.float64, **options):
@@ -95,7 +118,7 @@ def simulation(method="fedavg", model="mlp", data=None, head=None, loss=None, ch
     chosen = registry.method(method) if isinstance(method, str) else method
     kind = {"words": "words", "regression": "regression"}.get(model, "scores")
     options = {"batch": 3, "lr": 0.1, "precision": "float64", "device": "cpu", **training}
-    factory = MODELS[model] if isinstance(model, str) else model
+    factory = over(chosen, MODELS[model] if isinstance(model, str) else model)
     data = data if data is not None else federation(kind=kind)
     return Simulation(chosen, factory, data, Training(**options), head=head, loss=loss, choices=choices, twin=twin)
 

@@ -7,12 +7,29 @@ import gzip
 import io
 import json
 import pickle
+import signal
 import struct
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 PIXELS = 3 * 32 * 32
+
+
+@contextmanager
+def within(seconds):
+    """Fail where it takes longer."""
+    def stop(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def cubes(n, seed=0, shape=(4, 4)):

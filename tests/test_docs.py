@@ -397,6 +397,14 @@ def test_documents_name_files_that_are_there():
             assert (ROOT / path).exists() or Path(path).stem in TO_WRITE, f"{page.name} names {path}"
 
 
+def test_documents_name_tests_that_are_there():
+    """What is said to be tried is tried: `tests/flower/test_link.py::test_name` is a function of that file."""
+    named = [found for page in PAGES for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())]
+    assert len(named) > 60
+    for path, name in named:
+        assert f"\ndef {name}(" in (ROOT / path).read_text(), f"{path}::{name}"
+
+
 def test_every_page_is_in_the_nav():
     """A page that is only in the folder is found by nobody."""
     nav = (ROOT / "mkdocs.yml").read_text()
@@ -427,3 +435,37 @@ def test_the_table_of_the_readme_names_existing_methods():
     for name in rows:
         if name != "method":
             registry.method(name)
+
+
+# -- results that were made otherwise ---------------------------------------------------------------------------------
+
+FORMER_CFL = {
+    "cifar10.md": ("64.31", "68.21"), "ham10000.md": ("70.37 ± 0.55", "70.94 ± 0.06"),
+    "har.md": ("89.41 ± 0.23", "91.97 ± 1.03"), "mnist-writers.md": ("94.79 ± 0.08", "95.60 ± 0.04"),
+}
+"""Means that a rule of CFL made which split clients at the random start."""
+
+
+def lines_of(method, page):
+    """The cells of every line of a page's tables whose first cell names this method."""
+    tables = [line.strip("|").split("|") for line in page.read_text().splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in cells] for cells in tables if method in re.findall(r"\w+", cells[0].lower())]
+
+
+@pytest.mark.parametrize(("name", "means"), FORMER_CFL.items())
+def test_lines_of_cfls_former_rule_are_struck_and_the_page_says_why(name, means):
+    """Every cell is; a study that replaces them takes these numbers away, and the note with them."""
+    page = ROOT / "docs" / "results" / name
+    left = [cells for cells in lines_of("cfl", page) if cells[1].strip("~*") in means]
+    for cells in left:
+        assert all(re.fullmatch(r"~~[^~]+~~", cell) for cell in cells), cells
+    assert bool(left) == ("a rule that split clients at the random start" in page.read_text())
+
+
+@pytest.mark.parametrize("name", ["cifar10.md", "cifar100.md", "ham10000.md", "har.md", "mnist-writers.md"])
+def test_every_line_of_cwfedavg_says_whose_label_shares_it_used(name):
+    """The true ones, which a client tells the server, or those estimated from the norms of the output layer."""
+    found = [cells[0] for cells in lines_of("cwfedavg", ROOT / "docs" / "results" / name)]
+    assert found
+    for first in found:
+        assert re.search(r"distribution=(true|approx)|true distributions|distributions from weight norms", first), first

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from coterie.running.check import DEMANDS
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -45,7 +47,7 @@ def test_own_data(tmp_path):
 def test_own_method(tmp_path):
     """A client that may choose between Local's model and FedAvg's is served no worse than by the worse of them."""
     printed = example("own_method", tmp_path)
-    assert printed.count("holds  ") == 9
+    assert printed.count("holds  ") == len(DEMANDS)
     assert "fails" not in printed
     means = {name: float(mean) for name, mean in re.findall(r"^(\S+) +mean ([\d.]+), worst", printed, re.MULTILINE)}
     assert set(means) == {"local", "fedavg", "Better", "Better:doubt=0.5"}

@@ -31,10 +31,10 @@ WHOLE = {
     "aggregators/": "test_aggregators",
     "data/readers/": "test_fuzz test_large",
     "engine/": "test_cuda",
-    "flower/": "test_conformance test_faults test_frozen test_old_folders test_real",
+    "flower/": "test_conformance test_faults test_frozen test_hostile test_hostile_real test_old_folders test_real",
     "optimizers/": "test_optimizers",
     "metrics/": "test_metrics",
-    "methods/": "test_aggregation test_decoupled test_reductions test_regularised test_size test_words",
+    "methods/": "test_aggregation test_decoupled test_low_rank test_reductions test_regularised test_size test_words",
     "models/": "test_models test_more_models test_user_models",
     "presets/": "test_presets",
     "report/": "test_browser test_colours test_names test_report",
@@ -120,6 +120,8 @@ def test_every_folder_of_tests_is_that_of_a_room():
 
 ONE_PLACE = {
     "json in files": (r"json\.load\(|json\.loads\(.*read_(text|bytes)|write_text\(json\.dumps", {"files.py"}),
+    "running a file": (r"exec_module|\bexec\(|\bcompile\(c|runpy|SourceFileLoader", {"trust/code.py"}),
+    "writing a picture": (r"\.savefig\(", {"report/bubbles.py"}),
     "PyTorch's switches": (r"allow_tf32", {"engine/arithmetic.py"}),
     "what a server's tensors are called": (r"[\"']server\.(?!key|crt)", set()),
     "what a server tells and admits": (r"method\.(hello|admit)\(", {"running/server.py"}),
@@ -143,6 +145,27 @@ def test_a_rule_stands_in_one_place(what):
         for path in SOURCES for line in (ROOT / path).read_text("utf-8").splitlines() if re.search(copy, line)
     ]
     assert {path for path, _ in lines} == places, lines
+
+
+PRINTING = {"print", "Console", "input", "typer.echo", "typer.secho", "click.echo", "click.secho", "rich.print",
+            "sys.stdout.write", "sys.stderr.write", "Text.from_markup", "logging.Formatter"}
+
+
+def prints(call):
+    """Whether a call brings text to a terminal or a log by itself."""
+    name, options = ast.unparse(call.func), {one.arg for one in call.keywords}
+    return name in PRINTING or (name == "logging.basicConfig" and "handlers" not in options) or (
+        name == "TextColumn" and isinstance(call.args[0], ast.Constant) and "{" in call.args[0].value
+        and "markup" not in options)
+
+
+def test_nothing_is_printed_but_by_the_screen():
+    """Text from others would steer the terminal; `errors.tell` and `report.screen` are where that is looked after."""
+    found = {
+        path.relative_to("coterie").as_posix() for path, tree in SOURCES.items()
+        for one in ast.walk(tree) if isinstance(one, ast.Call) and prints(one)
+    }
+    assert found == {"errors.py"}
 
 
 def test_every_file_of_tests_is_that_of_a_module():

@@ -1,7 +1,7 @@
 """Spellings of methods."""
 
 import pytest
-from commands import FILES
+from commands import FILES, OF_ANY_MODEL
 
 from coterie import registry
 from coterie.aggregators.normclip import NormClip
@@ -10,11 +10,12 @@ from coterie.methods.fedavg import FedAvg
 
 
 def test_expand_puts_every_method_in_place_of_all_and_repeats_none():
-    assert registry.expand(["all"]) == tuple(FILES)
-    rest = tuple(name for name in FILES if name != "fedper")
+    assert registry.expand(["all"]) == tuple(OF_ANY_MODEL)
+    rest = tuple(name for name in OF_ANY_MODEL if name != "fedper")
     assert registry.expand(["fedper", "all"]) == ("fedper", *rest)  # what is named first stays first
-    assert registry.expand(["all", "fedper", "fedper:personal=none"]) == (*FILES, "fedper:personal=none")
-    assert registry.expand(["all", "All"]) == tuple(FILES)
+    assert registry.expand(["all", "fedper", "fedper:personal=none"]) == (*OF_ANY_MODEL, "fedper:personal=none")
+    assert registry.expand(["all", "All"]) == tuple(OF_ANY_MODEL)
+    assert registry.expand(["all"], adapters=True) == tuple(FILES)
 
 
 def test_expand_leaves_spellings_alone():

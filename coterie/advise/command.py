@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from coterie.advise import report
 from coterie.advise.decision import WEIGHT, Newcomers, Objective
@@ -16,6 +14,7 @@ from coterie.advise.pilot import Pilot, advise
 from coterie.data import Federation
 from coterie.errors import Interrupted
 from coterie.options import convert
+from coterie.report.screen import Screen, plain
 from coterie.running.driver import Progress
 from coterie.running.experiment import Experiment, check_clients
 
@@ -28,12 +27,17 @@ HELD_OUT = 0.15
 def run(
     experiment: Experiment, settings: list[str], rounds: int | None, seeds: int, budget: float, newcomers: str,
     objective: str, tell: Callable[[str], None] = lambda text: None, clients: int | None = None,
+    say: Callable[[Iterable[str]], None] = lambda notes: None,
 ) -> tuple[Pilot, str]:
-    """The pilot of an experiment and the command to go on with; `clients` is how many were asked for."""
+    """The pilot of an experiment and the command to go on with; `clients` is how many were asked for.
+
+    `tell` is shown how far the pilot is, and `say` the notes on the data before it begins.
+    """
     often: Newcomers = convert(newcomers, Newcomers, "newcomers")
     goal: Objective = convert(objective, Objective, "objective")
     training = {k: v for k, v in asdict(experiment.training).items() if k not in ("rounds", "seed", "evaluate_every")}
     experiment, federation = held_out(replace(experiment, val=max(VALIDATION, experiment.val)), often, clients)
+    say(federation.recipe.get("notes", ()))
 
     def watch(progress: Progress) -> None:
         tell(f"{progress.method}, seed {progress.seed}: round {progress.round} of {progress.rounds}")
@@ -64,20 +68,21 @@ def held_out(
     return changed, changed.federation()
 
 
-def show(pilot: Pilot, go_on: str, folder: Path, console: Console) -> None:
+def show(pilot: Pilot, go_on: str, folder: Path, console: Screen) -> None:
     """Print the advice and write it down."""
     first, *rest = report.sentences(pilot)
-    console.print(first, style="bold", highlight=False, markup=False)
+    console.print(first, style="bold")
     lines = Table.grid(padding=(0, 1, 0, 0))
     for text in rest:
-        lines.add_row("-", Text(text))
+        lines.add_row("-", plain(text))
     console.print(lines)
     console.print()
     console.print(report.table(pilot))
     if pilot.advice.learned:
-        console.print("\nTo go on:")
-        console.print(f"  {go_on}", highlight=False, markup=False, soft_wrap=True)
+        console.print()
+        console.print("To go on:")
+        console.print(f"  {go_on}", soft_wrap=True)
         for text in report.names(pilot):
-            console.print(text, highlight=False, markup=False)
+            console.print(text)
     report.write(pilot, go_on, folder)
     console.print(f"advice: {folder / 'advice.md'}, {folder / 'advice.json'}", soft_wrap=True)

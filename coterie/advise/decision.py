@@ -2,7 +2,7 @@
 
 Candidates are compared by the value they have for the user, a mean over clients. The noise of a difference is its
 standard deviation over bootstrap draws of clients and seeds, the same draws for both. The advice is the simplest
-candidate within one standard error of the best; a lead of more than two is called beyond noise.
+candidate within one standard error of the best that none as simple beats; a lead of more than two is beyond noise.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from coterie.advise.shift import PullClusters, Shift
 from coterie.contract.metric import Scale
 from coterie.errors import CoterieError
 from coterie.evaluation.stages import ADAPTED
+from coterie.running.untrained import slack
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Newcomers = Literal["none", "some", "often"]
@@ -68,6 +69,7 @@ class Findings:
     """The words for it."""
     validation: int | None = None  # validation samples of the median client
     classes: bool = True  # whether the targets are classes
+    scaled: bool = False  # whether columns of numbers were scaled when they were read
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,13 @@ class Standing:
         return self.behind <= self.error
 
     @property
+    def noise(self) -> float:
+        """What it must be behind by to be so beyond noise."""
+        return 2 * self.error
+
+    @property
     def beyond_noise(self) -> bool:
-        return self.behind > 2 * self.error
+        return self.behind > self.noise
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,8 @@ class Advice:
     new_behind: float
     """How far the chosen one is then behind it, for newcomers."""
     learned: bool = True
-    """Whether any candidate is better than a constant answer of each client, by a standard error."""
+    """Whether any candidate is better than a constant answer of each client, by a standard error and not by rounding
+    alone."""
 
     @property
     def way(self) -> str:
@@ -110,22 +118,35 @@ class Advice:
 
 
 def decide(findings: Findings) -> Advice:
-    """The simplest candidate within one standard error of the best."""
+    """The advice, by `_simplest`."""
     weight = WEIGHT[findings.newcomers] if findings.newcomers_held_out else 0.0
     standings = _standings(findings.candidates, weight, findings.objective)
     if not standings:
         raise CoterieError("no method of the pilot can be advised: each diverged or was best before its first round; "
-                           "lower the learning rate (--set lr=...) or scale the inputs (scale=true for tables).")
+                           "lower the learning rate (--set lr=...)"
+                           + ("." if findings.scaled else " or scale the inputs (scale=true for tables)."))
     best = max(standings, key=lambda one: one.value)
-    chosen = next(one for one in standings if one.close)
+    chosen = _simplest(standings)
     rival, lag = None, 0.0
     if findings.newcomers_held_out:
         ranked = _standings(findings.candidates, 1.0, findings.objective)
         same = next((one for one in ranked if one.candidate is chosen.candidate), None)
         if same is not None and same.beyond_noise:
-            rival, lag = next(one for one in ranked if one.close), same.behind
+            rival, lag = _simplest(ranked), same.behind
     top = max((one.candidate for one in standings), key=mean_seen)
-    return Advice(chosen, best, tuple(standings), _alone(findings), rival, lag, _learned(top, findings.guess))
+    return Advice(chosen, best, tuple(standings), _alone(findings), rival, lag, _learned(top, findings))
+
+
+def _simplest(standings: Sequence[Standing]) -> Standing:
+    """The first within one standard error of the best that nothing before it and nothing of its own way beats.
+
+    Without the second half much noise would be an advantage: who is far behind and noisy is still within one error.
+    """
+    def beaten(place: int, one: Standing) -> bool:
+        return any(other.value > one.value and (k < place or other.candidate.way == one.candidate.way)
+                   for k, other in enumerate(standings))
+
+    return next(one for k, one in enumerate(standings) if one.close and not beaten(k, one))
 
 
 def mean_seen(candidate: Candidate) -> float:
@@ -183,12 +204,16 @@ def _over_clients(
     return np.asarray(np.nanmean(each[:, : max(1, held // 10)], 1))
 
 
-def _learned(top: Candidate, guess: Array | None) -> bool:
-    """Whether the best for the clients that train is more than noise above a constant answer for each of them."""
+def _learned(top: Candidate, findings: Findings) -> bool:
+    """Whether the best for the clients that train is more than noise, and than the rounding of float32, above a
+    constant answer for each of them."""
+    guess = findings.guess
     if guess is None:
         return True
     constant = replace(top, method="guess", seen=np.broadcast_to(guess, top.seen.shape))
-    return any(one.candidate is constant and not one.close for one in _standings([constant, top], 0.0, "mean"))
+    least = slack(findings.metric, guess)
+    standings = _standings([constant, top], 0.0, "mean")
+    return any(one.candidate is constant and one.behind > max(one.error, least) for one in standings)
 
 
 def _alone(findings: Findings) -> Literal["too small", "as good", "enough"]:

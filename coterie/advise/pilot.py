@@ -15,7 +15,9 @@ from coterie.advise.shift import PullClusters, clusters, shift
 from coterie.contract.method import Method
 from coterie.contract.metric import Scale
 from coterie.contract.net import PerSample
+from coterie.contract.shapes import FewModels
 from coterie.data import Federation
+from coterie.data.readers.tables.schema import scaled
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Scores
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
@@ -67,6 +69,7 @@ class Pilot:
     advice: Advice
     plan: PilotPlan
     seconds: float
+    notes: tuple[str, ...] = ()  # on the data, as they were read
 
 
 def advise(
@@ -115,19 +118,27 @@ def advise(
         candidates(results, data), measured, groups, data.population, len(data.unseen),
         (int(sizes.min()), int(np.median(sizes))), scale, newcomers, objective, constant(data, scale, loss),
         constant_words(data, scale), int(np.median(federation.sizes("val")[federation.seen])), bool(federation.classes),
+        scaled(federation.recipe),
     )
-    return Pilot(found, decide(found), plan, time.perf_counter() - start)
+    notes = tuple(federation.recipe.get("notes", ()))
+    return Pilot(found, decide(found), plan, time.perf_counter() - start, notes)
 
 
 def _possible(
     methods: tuple[str, ...], model: ModelLike, federation: Federation, head: str | None, training: dict[str, Any]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The methods that can work with what of the model trains and with the run's optimizer, and why others cannot."""
+    """The methods that can work with this model, what of it trains and the run's optimizer, and why others cannot."""
     kept, left_out = [], []
     run = build(Training, _shortened(training, FIRST), "training")
     for spec in methods:
         method = registry.method(spec)
-        layout = Simulation.layout_of(method, model, head)
+        try:
+            layout = Simulation.layout_of(method, model, head)
+        except CoterieError as reason:
+            if not isinstance(method, FewModels):
+                raise
+            left_out.append(f"{method.name} was left out: {reason}")
+            continue
         try:
             Server.refuse_early(method, federation.arrived(0), layout, run)
             kept.append(spec)

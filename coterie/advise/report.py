@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from coterie.errors import CoterieError, counted
 from coterie.evaluation.measures import AUTO
 from coterie.evaluation.reading import measured, points, shortly, unit
 from coterie.evaluation.stages import ADAPTED
-from coterie.files import write_json
+from coterie.files import write_json, write_text
 from coterie.report.table import human_bytes, human_seconds, markdown_table
 from coterie.running.experiment import Experiment
 
@@ -67,8 +68,9 @@ def _nothing(pilot: Pilot) -> list[str]:
     return [
         f"Nothing was learned: no method is better, by more than noise, than {found.guessing} "
         f"({_scored_value(pilot, mean_seen(top))} with {top.label}, {constant} without any model).",
-        "Scale the inputs (scale=true for tables), change the learning rate (--set lr=...) or allow more rounds; then "
-        "ask again. Until then the numbers below say little, and no method is advised.",
+        f"{'Change' if found.scaled else 'Scale the inputs (scale=true for tables), change'} the learning rate "
+        "(--set lr=...) or allow more rounds; then ask again. Until then the numbers below say little, and no method "
+        "is advised.",
     ]
 
 
@@ -90,13 +92,17 @@ def _scored(pilot: Pilot) -> list[str]:
     said = [f"It scored best on validation data: {_scored_value(pilot, chosen.value)} ({goal})."]
     close = [s for s in advice.standings if s.close and s.candidate.way != advice.way]
     others = [s for s in advice.standings if s.candidate.way != advice.way]
-    if close:
-        said.append(f"{_names(close)} {'is' if len(close) == 1 else 'are'} within noise of it, and less simple.")
-    elif others:
+    labels = [s.candidate.label for s in advice.standings]
+    simpler = labels[: labels.index(chosen.candidate.label)]
+    for before, how in ((False, "and less simple"), (True, "but worse than what is as simple or simpler")):
+        if some := [s for s in close if (s.candidate.label in simpler) is before]:
+            said.append(f"{_names(some)} {'is' if len(some) == 1 else 'are'} within noise of it, {how}.")
+    if others and not close:
         after = min(others, key=lambda s: s.behind)
-        beyond = "more than noise" if after.beyond_noise else "hardly more than noise"
+        beyond, passed = ("more than noise", after.noise) if after.beyond_noise else (
+            "hardly more than noise", after.error)
         said.append(f"The next way, {after.candidate.way} ({after.candidate.label}), scored "
-                    f"{_points(pilot, after.behind)} {less}, {beyond} (± {_points(pilot, after.error)}).")
+                    f"{_points(pilot, after.behind)} {less}, {beyond} (± {_points(pilot, passed)}).")
     return said
 
 
@@ -146,7 +152,7 @@ def _even(pilot: Pilot, worse: Standing) -> str:
     if not worse.behind:
         return "score the same"
     return (f"cannot be told apart: they differ by {_points(pilot, worse.behind)}, within noise "
-            f"(± {_points(pilot, worse.error)})")
+            f"(± {_points(pilot, worse.noise)})")
 
 
 def _groups(pilot: Pilot) -> str:
@@ -274,7 +280,7 @@ def command(pilot: Pilot, experiment: Experiment, settings: list[str], own_clien
     if pilot.findings.newcomers_held_out:
         words += ["--unseen", str(pilot.findings.newcomers_held_out)]
     words += ["--model", experiment.model]
-    words += [word for name in ("head", "freeze", "train", "loss") if (value := getattr(experiment, name))
+    words += [word for name in ("head", "adapter", "freeze", "train", "loss") if (value := getattr(experiment, name))
               for word in (f"--{name}", value)]
     words += ["--metric", experiment.training.metric] if experiment.training.metric != AUTO else []
     words += ["--rounds", str(max(3 * pilot.plan.rounds, experiment.training.warmup)), "--seeds", "3"]
@@ -303,7 +309,12 @@ def markdown(pilot: Pilot, go_on: str) -> str:
     first, *rest = sentences(pilot)
     shown = markdown_table(HEADS, rows(pilot))
     further = ["To go on:", f"```console\n{go_on}\n```", *names(pilot)] if pilot.advice.learned else []
-    return "\n\n".join(["# Advice", f"**{first}**", "\n".join(f"- {text}" for text in rest), shown, *further]) + "\n"
+    noted = ["Of the data:", _bullets(pilot.notes)] if pilot.notes else []
+    return "\n\n".join(["# Advice", f"**{first}**", _bullets(rest), *noted, shown, *further]) + "\n"
+
+
+def _bullets(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {text}" for text in texts)
 
 
 def record(pilot: Pilot, go_on: str) -> dict[str, Any]:
@@ -316,6 +327,7 @@ def record(pilot: Pilot, go_on: str) -> dict[str, Any]:
     }
     return {
         **(taken if advice.learned else dict.fromkeys(taken)), "sentences": sentences(pilot),
+        "notes": list(pilot.notes),
         "newcomers": found.newcomers, "objective": found.objective, "metric": found.metric.name,
         "clients": found.clients, "newcomers_held_out": found.newcomers_held_out,
         "training_samples": {"least": found.samples[0], "median": found.samples[1]},
@@ -345,6 +357,6 @@ def write(pilot: Pilot, go_on: str, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "advice.json", record(pilot, go_on))
-        (folder / "advice.md").write_text(markdown(pilot, go_on), encoding="utf-8")
+        write_text(folder / "advice.md", markdown(pilot, go_on))
     except OSError as reason:
         raise CoterieError(f"the folder {folder} cannot be written: {reason.strerror}.") from reason

@@ -18,7 +18,7 @@ from coterie.options import Share
 class FedMGDAPlus(Aggregator):
     """d = r sum_i l_i u_i / |u_i| with l = argmin |sum_i l_i u_i / |u_i||^2 over the simplex, |l_i - w_i| <= epsilon.
 
-    A client that did not move has no direction and is left out.
+    A client that did not move has no direction and is left out, of r too.
     """
 
     epsilon: Share = 0.1
@@ -55,5 +55,6 @@ class FedMGDAPlus(Aggregator):
         cosines = products * per_size[:, None] * per_size
         lower = torch.where(moved, usual - self.epsilon, 0).clamp_min(0)
         upper = torch.where(moved, usual + self.epsilon, 0).clamp_max(1)
-        r = {"mean_norm": sizes.mean(), "median_norm": sizes.quantile(0.5), "none": torch.ones(())}[self.rescale]
+        long = sizes[moved]
+        r = {"mean_norm": long.mean(), "median_norm": long.quantile(0.5), "none": torch.ones(())}[self.rescale]
         return blend(r * per_size * simplex_qp(cosines, lower, upper), updates)

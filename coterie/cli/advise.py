@@ -8,6 +8,7 @@ import typer
 
 from coterie.cli.app import command, console, screen
 from coterie.cli.arguments import (
+    AdapterOption,
     ClientsOption,
     ConfigOption,
     DataOption,
@@ -21,10 +22,13 @@ from coterie.cli.arguments import (
     PathArgument,
     SetOption,
     TrainOption,
+    TrustOption,
     WatchOption,
     either,
     experiment_of,
 )
+from coterie.errors import say
+from coterie.report.screen import plain
 from coterie.running.folder import fresh
 
 
@@ -35,8 +39,8 @@ def advise_command(
     unseen: Annotated[
         int | None, typer.Option("--unseen", help="Clients that play newcomers.  [default: some of 8 and more]")
     ] = None,
-    model: ModelOption = None, head: HeadOption = None, freeze: FreezeOption = None, train: TrainOption = None,
-    loss: LossOption = None,
+    model: ModelOption = None, head: HeadOption = None, adapter: AdapterOption = None, freeze: FreezeOption = None,
+    train: TrainOption = None, loss: LossOption = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Rounds of the pilot.  [default: what fits into the budget]")
     ] = None,
@@ -49,7 +53,7 @@ def advise_command(
         str, typer.Option("--objective", help="What counts: the mean client or the worst tenth (worst).")
     ] = "mean",
     metric: MetricOption = None, watch: WatchOption = None, settings: SetOption = None,
-    config: ConfigOption = None, out: OutOption = None,
+    config: ConfigOption = None, out: OutOption = None, trust: TrustOption = False,
 ) -> None:
     """Say which kind of method fits these clients.
 
@@ -59,12 +63,12 @@ def advise_command(
 
     experiment = experiment_of(
         config, either(path, data), partition, clients, unseen, model, head, None, settings or [], (),
-        freeze=freeze, train=train, loss=loss, metric=metric, watch=watch,
+        freeze=freeze, train=train, loss=loss, metric=metric, watch=watch, trust=trust, adapter=adapter,
     )
     with console.status("pilot") as shown:
         pilot, go_on = pilots.run(
             experiment, settings or [], rounds, seeds, budget, newcomers, objective,
-            lambda text: shown.update(text) if console.is_terminal else None, clients,
+            lambda text: shown.update(plain(text)) if console.is_terminal else None, clients, say,
         )
     folder = out or fresh("advice")
     pilots.show(pilot, go_on, folder, screen())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from importlib import import_module
@@ -9,13 +10,14 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 from click import Command as ClickCommand
-from click import Context, HelpFormatter
-from rich.console import Console
+from click import Context, HelpFormatter, Option
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 
 import coterie
-from coterie.errors import CoterieError, Interrupted, unknown
+from coterie.errors import CoterieError, Interrupted, say, tell, unknown
+from coterie.report.screen import Screen
+from coterie.trust import code
 
 PLACES = {
     "run": "run", "compare": "run", "show": "show", "report": "show", "watch": "show", "resume": "run",
@@ -46,7 +48,7 @@ app = typer.Typer(
     cls=Commands, help="Personalized federated learning: compare methods honestly, then deploy the one that fits.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
 )
-console = Console()
+console = Screen()
 
 
 class Command(TyperCommand):
@@ -60,7 +62,16 @@ class Command(TyperCommand):
                 one.help = hints[one.name].__metadata__[0].help
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, each_watched(args) if "--watch" in args else args)
+        args = each_watched(args, self.name in TAKE_METHODS) if "--watch" in args else args
+        self._refuse_twice(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _refuse_twice(self, ctx: Context, args: list[str]) -> None:
+        """Of an option with one value that is given twice, click takes the last one without a word."""
+        *_, given = self.make_parser(ctx).parse_args(list(args))
+        for one in self.params:
+            if isinstance(one, Option) and not one.multiple and not one.is_flag and given.count(one) > 1:
+                raise CoterieError(f"{max(one.opts, key=len)} is given twice, and it takes one value; give it once.")
 
     def format_arguments(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Nothing: typer lists them with the options, and click would list them again."""
@@ -69,14 +80,28 @@ class Command(TyperCommand):
         return super().get_help(ctx).replace("\\[", "[")
 
 
-def each_watched(args: list[str]) -> list[str]:
-    """`--watch f1 auroc` as click reads it, `--watch f1 --watch auroc`: words that follow and name metrics."""
-    from coterie.registry import metrics  # late: PyTorch, which `coterie --help` need not wait for
+TAKE_METHODS = ("run", "compare")
+"""Commands whose words are methods."""
+
+
+def each_watched(args: list[str], methods: bool) -> list[str]:
+    """`--watch f1 auroc` as click reads it, `--watch f1 --watch auroc`: words that follow and name metrics.
+
+    The word behind them is another argument, and where such are `methods`, one that names neither is refused as what it
+    may have been meant for.
+    """
+    from coterie import registry  # late: PyTorch, which `coterie --help` need not wait for
 
     found: list[str] = []
     for word in args:
-        follows = found[-2:-1] == ["--watch"] and word.partition("(")[0].lower() in metrics()
-        found += ["--watch", word] if follows else [word]
+        follows = found[-2:-1] == ["--watch"] and not word.startswith("-")
+        metric = follows and word.partition("(")[0].lower() in registry.metrics()
+        if follows and not metric and methods and ".py" not in word:
+            name = re.split(r"[:+(]", word)[0]
+            known = {"all", *registry.methods()}
+            if name.lower() not in known:
+                raise unknown("metric or method", name, {*known, *registry.metrics()})
+        found += ["--watch", word] if metric else [word]
     return found
 
 
@@ -85,22 +110,23 @@ command = partial(app.command, cls=Command)
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        print(f"coterie {coterie.__version__}")
+        tell(f"coterie {coterie.__version__}")
         raise typer.Exit
 
 
 @app.callback(help=app.info.help)
 def top(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_say_version)
     ] = False,
 ) -> None:
-    pass
+    ctx.with_resource(code.only_trusted())  # what is typed is trusted; what stands in files only if it was before
 
 
-def screen() -> Console:
-    """Where output goes to a file or a pipe there is no width to respect."""
-    return console if console.is_terminal else Console(width=max(console.width, 118))
+def screen() -> Screen:
+    """For tables: where output goes to a file or a pipe there is no width to respect."""
+    return Screen(least=118)
 
 
 def main() -> None:
@@ -108,11 +134,11 @@ def main() -> None:
     try:
         app()
     except CoterieError as error:
-        print(f"coterie: {error}", file=sys.stderr)
+        say([str(error)])
         sys.exit(2)
     except Interrupted:
-        print("coterie: stopped after finishing the round; `coterie resume` its folder to go on.", file=sys.stderr)
+        say(["stopped after finishing the round; `coterie resume` its folder to go on."])
         sys.exit(130)
     except KeyboardInterrupt:
-        print("coterie: stopped.", file=sys.stderr)
+        say(["stopped."])
         sys.exit(130)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from coterie import presets
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, say
 from coterie.running.experiment import DEFAULT_PARTITION, Experiment, renamed
 from coterie.running.training import Training
+from coterie.trust import code
 
 
 def by_default(text: str, of: type[Any], name: str) -> str:
@@ -53,6 +53,10 @@ LossOption = Annotated[
     str | None,
     typer.Option("--loss", help="A loss of your own, file.py:function.  [default: cross entropy, or squared error]"),
 ]
+AdapterOption = Annotated[
+    str | None,
+    typer.Option("--adapter", help="Low-rank adapters on a frozen model: lora:rank=8,alpha=16,targets=q+v."),
+]
 FreezeOption = Annotated[
     list[str] | None,
     typer.Option("--freeze", help="Parts, modules or parameters that do not train, repeatable: base, layer1*, ..."),
@@ -92,6 +96,9 @@ LogOption = Annotated[
 RoundOption = Annotated[
     str, typer.Option("--round", help="chosen, on validation data, as the table reports it; or last.")
 ]
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="Run the code files that it names, and trust their content from now on.")
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run folder.  [default: a new one under runs/]")]
 
 
@@ -108,11 +115,19 @@ def experiment_of(
     default_methods: tuple[str, ...] = (), churn: str | None = None, preset: str | None = None,
     data_dir: str | None = None, seeds: int | None = None, freeze: list[str] | None = None,
     train: list[str] | None = None, loss: str | None = None, metric: str | None = None, watch: list[str] | None = None,
+    trust: bool = False, data_alone: bool = False, adapter: str | None = None,
 ) -> Experiment:
-    """The file's or the preset's experiment, overridden by what the command line says."""
+    """The file's or the preset's experiment, overridden by what the command line says.
+
+    Code files that were typed are trusted by that; those that a file for --config names only with `trust`. Who looks at
+    the `data_alone` needs neither methods nor models, nor their files.
+    """
     if config is not None and preset is not None:
         raise CoterieError("--config and --preset both name a whole experiment; use one of them.")
+    code.typed(*methods, model, loss, metric, *(watch or ()), *settings, data)
     base = Experiment() if config is None else Experiment.read(config)
+    base = base.of_its_data() if data_alone else base
+    base = base if config is None else base.allowed(str(config), trust)
     base = base if preset is None else presets.load(preset)
     chosen = methods or base.methods or default_methods
     given = {"rounds": rounds, "metric": metric, "watch": ",".join(watch) if watch else None}
@@ -121,8 +136,7 @@ def experiment_of(
         chosen, [*flags, *settings],
         data=data, partition=partition, clients=clients, unseen=unseen, model=model, head=head, churn=churn,
         data_dir=data_dir, seeds=seeds, freeze="+".join(freeze) if freeze else None,
-        train="+".join(train) if train else None, loss=loss,
+        train="+".join(train) if train else None, loss=loss, adapter=adapter,
     )
-    for note in renamed(chosen, settings):
-        print(f"coterie: {note}", file=sys.stderr)
+    say(renamed(chosen, settings))
     return made

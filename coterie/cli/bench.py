@@ -9,6 +9,7 @@ import typer
 
 from coterie.cli.app import command, console, screen
 from coterie.cli.arguments import ClientsOption, DataOption, ModelOption, PartitionOption, SetOption, experiment_of
+from coterie.report.screen import plain
 from coterie.running.experiment import check_clients
 
 
@@ -31,7 +32,7 @@ def bench_command(
     federation = check_clients(experiment.federation(), clients).without_validation()
     wide = screen()
     with wide.status("timing") as shown:
-        timings = bench.run(experiment, federation, lambda method: shown.update(f"timing {method}"))
+        timings = bench.run(experiment, federation, lambda method: shown.update(plain(f"timing {method}")))
     wide.print(bench.table(timings))
 
 

@@ -12,7 +12,8 @@ from rich.live import Live as Refreshed
 
 from coterie.cli.app import command, screen
 from coterie.cli.arguments import RoundOption
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, tell
+from coterie.trust import code
 
 
 @command("keys")
@@ -41,14 +42,16 @@ def keys_command(
     if renew is not None and names:
         raise CoterieError("--renew replaces one key; --clients makes new ones. Use one at a time.")
     said = keys.make(folder, hosts, names) if renew is None else keys.renew(folder, renew, hosts)
-    print("\n".join(said))
+    tell("\n".join(said))
 
 
 @command("server")
 def server_command(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file: method, model, shape, classes, ...")],
     out: Annotated[Path, typer.Option("--out", help="The run's folder; started on it again, the run goes on.")],
-    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where sites connect.")] = "0.0.0.0:8000",
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where sites connect; others than loopback are named.")
+    ] = "127.0.0.1:8000",
     keys: Annotated[Path | None, typer.Option("--keys", help="The folder `server` of `coterie keys`.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for trials on one machine.")] = False,
     keep_messages: Annotated[
@@ -66,7 +69,9 @@ def server_command(
 
 @command("client")
 def client_command(
-    data: Annotated[str, typer.Option("--data", help="The site's samples; they stay where they are.")],
+    data: Annotated[
+        str | None, typer.Option("--data", help="The site's samples; they stay where they are.")
+    ] = None,
     server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="Where to connect.")] = None,
     keys: Annotated[Path | None, typer.Option("--keys", help="The site's folder of `coterie keys`.")] = None,
     home: Annotated[Path, typer.Option("--home", help="Where the site keeps its state and its model.")] = Path("site"),
@@ -75,6 +80,16 @@ def client_command(
     dry_run: Annotated[
         Path | None, typer.Option("--dry-run", metavar="CONFIG", help="Print what would be sent in this experiment.")
     ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option("--accept", metavar="DIGEST", help="Approve an experiment, as --dry-run prints it; any: all."),
+    ] = None,
+    changes: Annotated[
+        str, typer.Option("--accept-changes", metavar="LR,ROUNDS,...", help="Training options that may differ from it.")
+    ] = "",
+    limit: Annotated[
+        str, typer.Option("--limit", metavar="NAME=NUMBER,...", help="The most a task may ask for: epochs=20, ...")
+    ] = "",
     predict: Annotated[bool, typer.Option("--predict", help="Apply the site's model to --data instead.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Where --predict writes its csv file.")] = None,
     when: RoundOption = "chosen",
@@ -85,22 +100,37 @@ def client_command(
 ) -> None:
     """Flower: take part in a training, as a site.
 
-    Or show what would be sent (--dry-run), or use the site's model (--predict).
+    Or show what would be sent (--dry-run), approve it (--accept), or use the site's model (--predict).
     """
-    from coterie.flower import operator
+    from coterie.flower import consent, operator
 
-    settings = {"device": device, "val": val, "test": test, "seed": seed}
+    settings = {"device": device, "val": val, "test": test, "seed": seed, "limit": limit}
+    consent.SiteLimits.of(limit)
+    digests = [text for text in accept or () if text != consent.ANY]
+    if changes and not digests:
+        raise CoterieError("--accept-changes says what may differ from an experiment; name it with --accept DIGEST.")
+    for approval in consent.Consent(home).accept(digests, changes) if digests else ():
+        tell(f"{home}/{consent.ACCEPTED} approves {approval}")
+    if data is None:
+        if digests and server is None and dry_run is None and not predict:
+            return
+        raise CoterieError("where are the site's samples? Give --data FILE.")
+    code.typed(data)
     if predict:
         path, accuracy = operator.predict(home, data, out, when=when)
-        print(f"{path}" + ("" if accuracy is None else f": accuracy {100 * accuracy:.1f} % of the labels in {data}"))
-        print(operator.model_of(home, when=when)[1])
+        tell(f"{path}" + ("" if accuracy is None else f": accuracy {100 * accuracy:.1f} % of the labels in {data}"))
+        tell(operator.model_of(home, when=when)[1])
     elif dry_run is not None:
         with tempfile.TemporaryDirectory() as folder:
-            parts = operator.rehearse(dry_run, data, Path(folder), name or "this-site", settings)
-        screen().print(operator.sending(parts))
+            job, parcels = operator.rehearse(dry_run, data, Path(folder), name or "this-site", settings)
+        consent.Consent(home).show(job)
+        screen().print(operator.sending(parcels))
+        tell(f"approve it with: coterie client --accept {job.digest} --home {home}")
     elif server is None:
         raise CoterieError("where is the server? Give --server HOST:PORT (or --dry-run CONFIG, or --predict).")
     else:
+        if consent.ANY in (accept or ()):
+            settings["accept"] = consent.ANY
         operator.connect(server, data, home, keys, insecure, name, settings)
 
 
@@ -118,7 +148,7 @@ def status_command(
 
     if lift is not None:
         operator.lift(folder, lift)
-        print(f"{lift} takes part again from the next round on")
+        tell(f"{lift} takes part again from the next round on")
         return
     wide = screen()
     if not follow:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from rich.text import Text
+
 from coterie.cli.app import screen
+from coterie.errors import say
 from coterie.report import handed_out, watched
 from coterie.report.table import beside_paper, comparison
 from coterie.report.table import newcomers as newcomers_table
@@ -16,24 +18,18 @@ from coterie.running.result import Result
 from coterie.running.saved import Saved
 
 
-def say(notes: Iterable[str]) -> None:
-    """Notes on what was read and on how it will be computed."""
-    for note in notes:
-        print(f"coterie: {note}", file=sys.stderr)
-
-
-def saved_experiment(folder: Path) -> tuple[Experiment, bool]:
-    """What a folder's runs were asked for, and whether it is a single run."""
-    experiment, single, note = read_experiment(folder)
+def saved_experiment(folder: Path, trust: bool = False) -> tuple[Experiment, bool]:
+    """What a folder's runs go on with, and whether it is a single run."""
+    experiment, single, note = read_experiment(folder, trust)
     if note:
-        print(f"coterie: {note}", file=sys.stderr)
+        say([note])
     return experiment, single
 
 
-def opened_run(run: Path, model: str | None, loss: str | None = None) -> Saved:
-    opened = Saved.open(run, model, loss)
+def opened_run(run: Path, model: str | None, loss: str | None = None, trust: bool = False) -> Saved:
+    opened = Saved.open(run, model, loss, trust)
     if opened.note:
-        print(f"coterie: {opened.note}", file=sys.stderr)
+        say([opened.note])
     return opened
 
 
@@ -47,6 +43,6 @@ def print_results(results: list[Result], printed: Mapping[str, str]) -> None:
     if (arrived := newcomers_table(results)) is not None:
         wide.print(arrived)
     if said := verdict(results):
-        wide.print(said, highlight=False, markup=False)
+        wide.print(Text(said))
     for line in handed_out.lines(results):
-        wide.print(line, highlight=False, markup=False)
+        wide.print(line)

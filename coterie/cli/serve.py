@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from coterie.cli.app import command
-from coterie.cli.arguments import RoundOption
+from coterie.cli.arguments import RoundOption, TrustOption
 from coterie.cli.printing import opened_run
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, tell
+from coterie.trust import code
 
 
 @command("personalize")
@@ -28,7 +29,7 @@ def personalize_command(
     loss: Annotated[
         str | None, typer.Option("--loss", help="The run's own loss, file.py:function, where the run does not know it.")
     ] = None,
-    when: RoundOption = "chosen",
+    when: RoundOption = "chosen", trust: TrustOption = False,
     seed: Annotated[int, typer.Option("--seed", help="Names the folds.")] = 0,
     report: Annotated[str, typer.Option("--report", help="text, or json for machines.")] = "text",
 ) -> None:
@@ -38,8 +39,9 @@ def personalize_command(
     """
     from coterie.serving import personalize
 
-    opened = opened_run(run, model, loss)
-    print(personalize.hand_out(opened, data, out, client, adapt, future, seed, report, when))
+    code.typed(data)
+    opened = opened_run(run, model, loss, trust)
+    tell(personalize.hand_out(opened, data, out, client, adapt, future, seed, report, when))
 
 
 @command("export")
@@ -52,7 +54,7 @@ def export_command(
     form: Annotated[
         str | None, typer.Option("--format", help="safetensors, torchscript, torch-export or onnx; else by the ending.")
     ] = None,
-    when: RoundOption = "chosen",
+    when: RoundOption = "chosen", trust: TrustOption = False,
     net: Annotated[
         str | None, typer.Option("--net", help="How the model is spelled, where the run or file does not know it.")
     ] = None,
@@ -65,11 +67,11 @@ def export_command(
 
     form = export.format_of(out, form)
     if run.is_dir():
-        chosen = portable.of_run(opened_run(run, net), client, model, adapted, when)
-    elif client is not None or model is not None or adapted or when != "chosen":
+        chosen = portable.of_run(opened_run(run, net, trust=trust), client, model, adapted, when)
+    elif run.exists() and (client is not None or model is not None or adapted or when != "chosen"):
         raise CoterieError(
             f"{run} holds one model; --client, --model, --adapted and --round choose one of a run folder."
         )
     else:
-        chosen = portable.read_model(run, net)
-    print(export.export_model(chosen, out, form))
+        chosen = portable.read_model(run, net, trust)
+    tell(export.export_model(chosen, out, form))

@@ -39,6 +39,18 @@ def lengths(updates: Tensor) -> Tensor:
     return found.cpu()
 
 
+def runaway(rows: Tensor, times: float = 100.0) -> Tensor:
+    """`[m, d] -> [m]`: which rows are on their way to NaN: over `times` the middle length, unless that is 0.
+
+    Rows as long as another one are no measure, unless all are: they stand where they started and have not trained.
+    """
+    length = lengths(rows)
+    _, at, count = torch.unique(length, return_inverse=True, return_counts=True)
+    trained = count[at] == 1
+    middle = (length[trained] if bool(trained.any()) else length).median()
+    return ((length > times * middle) & (middle > 0)).to(rows.device)
+
+
 def norms(products: Tensor) -> Tensor:
     """`[m, m] -> [m]`: the lengths of vectors from their inner products, never the root of a rounding below 0."""
     return products.diagonal().clamp_min(0).sqrt()
@@ -89,11 +101,16 @@ def between(a: Tensor, b: Tensor) -> Tensor:
     return torch.cdist(a.double(), b.double(), compute_mode="donot_use_mm_for_euclid_dist")
 
 
+def nearest(points: Tensor, centres: Tensor) -> Tensor:
+    """`[..., m, d], [..., k, d] -> [..., m]`: the centre nearest to each point; one that is not finite to none."""
+    return between(points, centres).nan_to_num(torch.inf, torch.inf).argmin(-1)
+
+
 def seeds(points: Tensor, centres: Tensor, count: int) -> Tensor:
     """Which of `points [m, d]` become further centres until there are `count`: ever the farthest from all so far.
 
-    The first of all is the one nearest to the mean. This is the greedy form of K-means++, which draws nothing. There
-    are fewer centres where points coincide.
+    The first of all is the one nearest to the mean. Nothing is drawn, other than by K-means++, so outliers become
+    centres. There are fewer centres where points coincide.
     """
     chosen: list[int] = [] if len(centres) else [int(between(points, points.mean(0, keepdim=True)).argmin())]
     while len(centres) + len(chosen) < count:
@@ -126,17 +143,19 @@ def told_apart(products: Tensor, right: Tensor) -> float:
     return float(1 - (spread(right) + spread(~right)) / whole) if whole > 0 else 0.0
 
 
-def agglomerate(apart: Tensor, how: str, height: float | None = None, least: float = 1e-3) -> Tensor:
+def agglomerate(apart: Tensor, how: str, height: float | None = None, least: float = 0.1) -> Tensor:
     """Distances `[m, m]` -> clusters 0, 1, ... `[m]`: merges (by the linkage `how`) up to a `height`.
 
-    By default that is the middle of the widest gap between two merges, or all are merged where no gap is over `least`.
+    By default that is the middle of the widest gap between two merges. There is always a widest one, in noise too, so
+    it counts only if the merge above it is twice as high as the one below and the gap is over `least`; otherwise all
+    are merged.
     """
     if len(apart) == 1:
         return torch.zeros(1, dtype=torch.int64, device=apart.device)
     tree = _tree(apart, how)
     cut = tree[-1, 2] if height is None else height
     gaps = np.diff(tree[:, 2])
-    if height is None and len(gaps) and gaps.max() > least:
+    if height is None and len(gaps) and gaps.max() > max(least, tree[gaps.argmax(), 2]):
         cut = tree[gaps.argmax(), 2] + gaps.max() / 2
     return torch.from_numpy(_cut(tree, cut, "distance").astype(np.int64) - 1).to(apart.device)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from coterie.contract.layout import Layout, declare_head
 from coterie.contract.metric import Metric, Scored, Tally, sums_of, tallied
 from coterie.contract.net import Batch, Given, Net, Objective
 from coterie.contract.optimizer import Optimizer
+from coterie.contract.patterns import Extended
 from coterie.contract.records import Record
 from coterie.contract.units import Cost, InUnit
 from coterie.errors import CoterieError
@@ -57,12 +59,24 @@ class Init:
         """One fresh row `[D]`."""
         return self.rows(1)[0]
 
-    def rows(self, count: int) -> Tensor:
-        """`count` independent fresh rows `[count, D]`."""
+    def rows(self, count: int, part: str = "all", otherwise: str = "") -> Tensor:
+        """`count` independent fresh rows `[count, D]`, no two of which are equal in what trains of a part.
+
+        Two that are equal would stay so. They are refused; `otherwise` says what may be set instead.
+        """
         if self._first is None:
             self._first = self.layout.row(self.module, self._dtype).to(self._device)
         drawn = [self.layout.row(self._draw(k), self._dtype).to(self._device) for k in range(1, count)]
-        return torch.stack([self._first, *drawn][:count])
+        rows = torch.stack([self._first, *drawn][:count])
+        trained = [slice(entry.start, entry.stop) for entry in self.layout.within(part) if entry.trainable]
+        pairs = combinations(rows, 2) if trained else ()
+        if any(all(torch.equal(one[columns], other[columns]) for columns in trained) for one, other in pairs):
+            raise CoterieError(
+                f"{count} models are to be drawn independently, and two of them came out equal"
+                f"{'' if part == 'all' else f' in {part}'}; pass a function that draws weights each time it builds the "
+                f"model, where it now loads them, sets them or seeds itself{otherwise and f', or {otherwise}'}."
+            )
+        return rows
 
     def noise(self, *words: int | str) -> torch.Generator:
         """A host generator of the stream (seed, words), for methods that draw when they start."""
@@ -71,10 +85,11 @@ class Init:
     def _draw(self, number: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(streams.integer(self.seed, "init", number))
-            if not isinstance(self._model, nn.Module):
-                return self._wrapped(self._model())
+            given = self._model.module if isinstance(self._model, Extended) else self._model
+            if not isinstance(given, nn.Module):
+                return self._wrapped(given())
             # Drawing anew writes into a module, so it must not be one that shares memory.
-            module = copy.deepcopy(self._model) if number else duplicate(self._model)
+            module = copy.deepcopy(given) if number else duplicate(given)
             if number:
                 held = in_rows(module)
                 for name, sub in module.named_modules():
@@ -88,7 +103,7 @@ class Init:
                             f"layer '{name}' ({type(sub).__name__}) cannot be drawn anew for a second model; "
                             "pass a function that builds the model instead of a module."
                         )
-            return self._wrapped(module)
+            return self._wrapped(self._model.extend(module) if isinstance(self._model, Extended) else module)
 
     def _wrapped(self, module: nn.Module) -> nn.Module:
         """The method's module around the user's, whose head is declared first: wrapping may rename its layers."""
@@ -425,7 +440,7 @@ class Cohort:
     def loop(
         self, step: Step, state: S, given: GivenLike = None, *, epochs: int | None = None, steps: int | None = None,
         lr: float | None = None, streams: int = 1, fraction: float = 1.0,
-        until: Until | None = None, purpose: str = "train", counted: bool = True,
+        until: Until | None = None, purpose: str = "train", counted: bool | Tensor = True,
     ) -> S:
         """A method's own inner step on every batch: `state <- step(net, state, batch, given)`, written for one client.
 
@@ -434,14 +449,16 @@ class Cohort:
         samples; `until(state) -> [C]` is asked after each pass which clients are done. `given.lr` is the learning
         rate. A state named `row` is the model whose running statistics a client keeps under the policy of local
         buffers. What a method's own step does is no optimizer's to say: as plain training (`purpose`) it is refused
-        unless the run's steps are plain. Where a step only draws or looks, they are not to be `counted` as training.
+        unless the run's steps are plain. Where a step only draws or looks it is not to be `counted` as training; a mask
+        `[C]` says for whom it is.
         """
         if purpose == "train" and not self.members.local.plain:
             raise CoterieError("inner steps of a method's own are plain ones; set optimizer=sgd and clip=none.")
         effort = self.effort(epochs, steps, purpose, fraction=fraction, streams=streams)
         chosen, begun = self.members.local.lr if lr is None else lr, _tensors(state)
         out, taken = self.engine.loop(self.members.places, step, begun, _tensors(given), effort, chosen, until)
-        self.spent = self.spent + taken if counted else self.spent
+        trained = counted.cpu().numpy() if isinstance(counted, Tensor) else counted
+        self.spent = self.spent + np.where(trained, taken, 0)
         if self.members.frozen_buffers:
             rows = [name for name, t in begun.items() if t.ndim > 1 and t.shape[-1] == self.layout.size]
             out |= {n: self.layout.put(out[n], "buffers", self.layout.cut(begun[n], "buffers")) for n in rows}
@@ -454,10 +471,10 @@ class Cohort:
 
         They are the mean (weighted as training weighs batches) of the statistics of the batches in one pass over a
         client's training samples; nothing else changes, and it is no training. A row that has seen batches stays as it
-        is, as does one whose client has a single sample.
+        is, as does one whose client has a single sample, and in round 0 all do: nobody has been trained.
         """
         columns, counters = self.layout.normalisation(rows.device)
-        if not len(counters) or bool((rows[..., counters] > 0).all()):
+        if self.round == 0 or not len(counters) or bool((rows[..., counters] > 0).all()):
             return rows
         if rows.ndim == 3:
             return torch.stack([self.settled(row) for row in rows.unbind(1)], 1)

@@ -47,8 +47,9 @@ def projected(module: nn.Module, width: int, name: str) -> nn.Module:
 
 
 def require_scores(init: Init, name: str, part: str = "head") -> None:
-    """Refuse a task without classes, and a head that is frozen or not the layer that makes their scores."""
+    """Refuse a task without classes, and a head that is frozen or not the one layer that makes their scores."""
     if init.layout.is_frozen(part):
         raise CoterieError(f"{name} trains the model's {part}, which is frozen; let it train, or take another method.")
-    if not init.classes or init.layout.within(part)[0].shape[0] != init.classes:
-        raise CoterieError(f"{name} needs classes and a head with one score for each of them.")
+    weights = [entry.shape for entry in init.layout.within(part) if len(entry.shape) > 1]
+    if not init.classes or len(weights) != 1 or weights[0][0] != init.classes:
+        raise CoterieError(f"{name} needs classes and a head that is one linear layer with a score for each of them.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
@@ -38,6 +39,26 @@ class Entry:
     @property
     def size(self) -> int:
         return int(torch.Size(self.shape).numel())
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The factors A and B of one adapted layer: with its adapter, the layer's weight is W + scale * B A."""
+
+    name: str  # of the adapted layer
+    a: Entry  # A [r, ...inputs]
+    b: Entry  # B [outputs, r, ...]
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+def adapters_of(module: nn.Module) -> dict[str, float]:
+    """By name, the submodules that hold a pair of factors, each with its scale: they say so by `low_rank`."""
+    found = {name: getattr(sub, "low_rank", None) for name, sub in module.named_modules()}
+    return {name: scale for name, scale in found.items() if isinstance(scale, float)}
 
 
 def find_head(module: nn.Module) -> str | None:
@@ -91,15 +112,17 @@ class Layout:
     What is `frozen` (requires_grad=False, and the buffers of layers of which nothing trains) has no columns: it is the
     same in every row of a run, so it is stored once and does not travel. Its fingerprint is part of the digest.
 
-    A part is named by: `all`, `none`, `parameters`, `buffers`, `batchnorm` (all tensors of such layers), `base`,
-    `head`, a part the module declares in its attribute `parts` (part name -> module name), or the name of any module
-    or tensor. `x+y` is both and `~x` everything but x, where x may itself be a sum: `~x+y` is all but x and y.
+    A part is named by: `all`, `none`, `parameters`, `buffers`, `batchnorm` (all tensors of such layers), `adapters`
+    (the factors of low-rank adapters), `base`, `head`, a part the module declares in its attribute `parts` (part name
+    -> module name), or the name of any module or tensor, in which `*` stands for any text: `*.A` are the factors A of
+    all adapters. `x+y` is both and `~x` everything but x, where x may itself be a sum: `~x+y` is all but x and y.
     """
 
     entries: tuple[Entry, ...]
     head: str | None = None  # the layer that makes the scores, by its module name
     frozen: tuple[Entry, ...] = ()  # tensors that are in no row
     values: tuple[Tensor, ...] = field(default=(), repr=False, compare=False)  # theirs
+    pairs: tuple[Pair, ...] = ()  # the low-rank adapters whose two factors are columns
 
     @classmethod
     def of(cls, module: nn.Module, head: str | None = None) -> Layout:
@@ -136,7 +159,8 @@ class Layout:
             start = entry.stop if column else start
         if not any(entry.trainable for entry in entries):
             raise CoterieError("the model has no trainable parameter.")
-        return cls(tuple(entries), found, tuple(apart), tuple(frozen[entry.name].detach() for entry in apart))
+        values = tuple(frozen[entry.name].detach() for entry in apart)
+        return cls(tuple(entries), found, tuple(apart), values, _paired(entries, adapters_of(module)))
 
     @classmethod
     def flat(cls, size: int) -> Layout:
@@ -159,6 +183,7 @@ class Layout:
         Behind a hyphen follows that of the frozen tensors, where there are any.
         """
         text = ";".join(f"{entry.name}{entry.shape}{entry.kind}" for entry in self.entries)
+        text += "".join(f";{pair.name}*{pair.scale!r}" for pair in self.pairs)
         columns = hashlib.sha256(text.encode()).hexdigest()[:16]
         if not self.frozen:
             return columns
@@ -216,8 +241,15 @@ class Layout:
             return tuple(entry for entry in every if entry.batchnorm)
         if part == "buffers":
             return tuple(entry for entry in every if entry.kind != "parameter")
+        if part == "adapters" and self.pairs:
+            factors = {entry for pair in self.pairs for entry in (pair.a, pair.b)}
+            return tuple(entry for entry in every if entry in factors)
         found = tuple(entry for entry in every if entry.part == part)
         found = found or tuple(entry for entry in every if under(entry.name, part))
+        found = found or tuple(entry for entry in every if "*" in part and _like(entry.name, part))
+        if not found and part == "adapters":
+            raise CoterieError("this model has no adapters whose factors train; give it some, e.g. --adapter "
+                               "lora:rank=8.")
         if not found and part == "head":
             raise CoterieError(
                 "no head was found because the model has no linear layer; name the layer that makes the scores "
@@ -237,7 +269,8 @@ class Layout:
         for entry in self.within(part):
             entries.append(replace(entry, start=start))
             start += entry.size
-        return Layout(tuple(entries))
+        held = {pair.a.name.removesuffix(".A"): pair.scale for pair in self.pairs}
+        return Layout(tuple(entries), pairs=_paired(entries, held))
 
     def normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The columns of the running statistics of batch normalisation, and of its counters of batches."""
@@ -284,6 +317,19 @@ class Layout:
         lead = rows.shape[:-1]
         chosen = self.entries if entries is None else entries
         return {e.name: rows[..., e.start : e.stop].view(lead + e.shape) for e in chosen}
+
+
+def _paired(entries: Iterable[Entry], scales: Mapping[str, float]) -> tuple[Pair, ...]:
+    """The pairs of which both factors are among the entries; `scales` are those of the modules that hold them."""
+    named = {entry.name: entry for entry in entries}
+    held = [(name, named.get(f"{name}.A"), named.get(f"{name}.B"), scale) for name, scale in scales.items()]
+    return tuple(Pair(name.rpartition(".")[0], a, b, scale) for name, a, b, scale in held if a and b)
+
+
+def _like(name: str, pattern: str) -> bool:
+    """Whether a tensor, or a module around it, is called as the pattern says."""
+    levels = name.split(".")
+    return any(fnmatchcase(".".join(levels[:count]), pattern) for count in range(1, len(levels) + 1))
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

@@ -52,8 +52,8 @@ class LocalOptions:
     }
     """What others call an option, without `_` and `-`; or what to write, where it is no option of this kind."""
     OF_THE_RUN: ClassVar[tuple[str, ...]] = (
-        "rounds", "participation", "sampling", "dropouts", "stragglers", "evaluate_every", "patience", "buffers",
-        "seed", "device", "precision", "wave", "state", "engine", "kernels", "capture", "prefix", "together",
+        "rounds", "participation", "sampling", "dropouts", "stragglers", "counts", "evaluate_every", "patience",
+        "buffers", "seed", "device", "precision", "wave", "state", "engine", "kernels", "capture", "prefix", "together",
         "checkpoint_every", "metric", "watch",
     )
     """The other training options, which all methods of a run share."""
@@ -79,7 +79,8 @@ class LocalOptions:
     clip: Positive | None = None
     """Largest norm of the gradient of a local step; none does not clip."""
     schedule: Schedule = "constant"
-    """How the learning rate changes over rounds: not, times `decay` each round, or as half a cosine to 0."""
+    """How the learning rate changes over rounds: not, times `decay` each round, or as half a cosine to 0. A rate that a
+    method has as an option of its own, such as ditto's personal_lr, stays as it is given."""
     decay: Annotated[float, Range(above=0, at_most=1)] = 0.99
     """Factor a round for schedule=decay."""
     warmup: CountOrZero = 0

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from coterie.contract import sent
 from coterie.contract.aggregator import Aggregator
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
@@ -27,7 +28,7 @@ class Uploads:
 
     tensors: Mapping[str, Tensor]
     ids: Tensor  # [m] client numbers
-    n: Tensor  # [m] training samples
+    n: Tensor  # [m] training samples; with a robust aggregator alike for all, see `running.server.Server.weighed`
     share: Tensor  # [m] n / sum of n over the participants, float64
     population: int  # M, clients admitted so far
     round: int
@@ -99,20 +100,36 @@ class Method:
     up: ClassVar[str] = "1"
     newcomer: ClassVar[str] = ""
     cite: ClassVar[str] = ""
+    uploads: ClassVar[Mapping[str, sent.Values]] = sent.fields(update=sent.Vectors())
+    """What the tensors of an `Upload` may hold, by name, see `contract.sent`; one that is not named: finite numbers."""
+    introduces: ClassVar[Mapping[str, sent.Values]] = sent.fields()
+    """The same of what `introduce` returns."""
     averages: ClassVar[bool] = True
     """Whether an aggregator other than the mean can be plugged in."""
+    products: ClassVar[bool] = False
+    """Whether its server averages products of factors, with which aggregators that combine directions of whole rows do
+    not go together."""
+    running_mean: ClassVar[bool] = False
+    """Whether its server adds clients' moves up to a mean over all clients, which an aggregator has to keep; a robust
+    one does by `follow`."""
     soft: ClassVar[bool] = False
     """Whether a client counts in several models at once, by its shares in them, which an aggregator has to keep to."""
+    adapters: ClassVar[bool] = False
+    """Whether it works on the factors of low-rank adapters, and so on adapted models alone."""
+    period: ClassVar[int] = 1
+    """After how many rounds clients upload tensors of the same shapes again."""
     unprotected: ClassVar[str] = ""
     """What its server takes from clients that goes through no aggregator, and what one client can do with it."""
     private: ClassVar[str] = ""
     """The spelling of a variant that uploads updates alone, where the method itself uploads more."""
     presets: ClassVar[tuple[str, ...]] = ()
-    """Class methods that build a named variant, e.g. `official`: the program its authors released."""
+    """Class methods that build a named variant, e.g. `official`: the program its authors released; not inherited."""
     hook: ClassVar[str] = ""
     """What the method does to gradients, and what that means where the optimizer is not plain SGD."""
     by_model: ClassVar[str] = ""
     """The name under which `report` says how much each of the few models was used in the round, `[K]`."""
+    rates: ClassVar[tuple[str, ...]] = ()
+    """Options that are learning rates of its own: given, they are the same in every round, whatever the schedule."""
     steps_itself: ClassVar[str] = ""
     """Why a server optimizer has no place in a method that averages: a clause with a verb."""
     FORMER: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -122,6 +139,8 @@ class Method:
         super().__init_subclass__(**options)
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
+        if "presets" not in cls.__dict__:
+            cls.presets = ()  # a variant of a method is none of those that are made of it
 
     def __post_init__(self) -> None:
         require_ranges(self)
@@ -221,6 +240,12 @@ class Method:
                 "method: fedavg shares, and local keeps, whatever trains."
             )
 
+    def refuse_unpaired(self, layout: Layout) -> None:
+        """Raise if the model has no low-rank adapters whose factors train; for `check` of methods on `adapters`."""
+        if not layout.pairs:
+            raise CoterieError(f"{self.name} works on the two factors of low-rank adapters, and this model has none "
+                               "that train; give it some, e.g. --adapter lora:rank=8.")
+
     def report(self, server: Any, up: Uploads) -> dict[str, Tensor]:
         """Numbers worth recording each round (before `merge`), e.g. an objective or a cluster's size."""
         return {}
@@ -274,6 +299,19 @@ class Method:
         """`[m]`: the clients of whom a robust aggregator keeps all these `values [m, ...]`; everybody, for others."""
         even = values[0].new_full((len(values[0]),), 1 / len(values[0]))
         return torch.stack([self.aggregator.keeps(value.flatten(1), even) for value in values]).all(0)
+
+    def drawn_in(self, values: Tensor) -> Tensor:
+        """`[m, d] -> [m, d]`: with a robust aggregator none further from what it makes of all than the median one of
+        those that it keeps, and NaN for the others; as they are without one. For values that are used one by one: whom
+        it keeps may lie FAR times as far off."""
+        kept = self.kept(values)
+        if not (self.aggregator.robust and kept.any()):
+            return values
+        even = values.new_full((len(values),), 1 / len(values))
+        centre = self.aggregator.aggregate(values, even, Layout.flat(values.shape[1]))
+        far = torch.linalg.vector_norm(values - centre, dim=1, keepdim=True)
+        nearer: Tensor = (far[kept].median() / far.clamp(min=1e-30)).clamp(max=1)
+        return torch.where(kept[:, None], centre + (values - centre) * nearer, torch.nan)
 
     def follow(self, held: Tensor, values: Tensor, up: Uploads) -> Tensor:
         """`[d], [m, d] -> [d]`: held + (m / M) (mean of the kept values - held), for a robust aggregator.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -15,6 +16,9 @@ from coterie.options import require_ranges
 
 Kind = Literal["classes", "numbers", "any"]
 """What a metric can score: class scores, numbers (regression), or both."""
+Counted = Literal["all", "some", "signed"]
+"""How a sum counts samples: whole numbers of at least 0, to which every sample adds the same in all; such numbers that
+add up to the samples at most; numbers of any sign whose sizes do."""
 Held = NDArray[np.int64] | Sequence[Tensor]
 """The labels that clients hold: samples `[clients, classes]`, or the targets `[n, ...]` of each client."""
 
@@ -31,6 +35,8 @@ class Scale:
     """Whether larger values are better."""
     percent: bool = False
     """Whether values are shares, shown in %."""
+    by_median: bool = field(default=False, compare=False)
+    """Whether rounds are compared by the median of clients' validation values instead of their mean."""
 
     @property
     def sign(self) -> int:
@@ -43,6 +49,8 @@ class Tally:
     """Sums over samples that add up over batches, waves and sites. Subclasses are frozen dataclasses of options."""
 
     name: ClassVar[str]
+    counts: ClassVar[Mapping[str, Counted]] = {}
+    """Which of its sums count samples, so that what somebody tells of them can be compared with how many he has."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -94,6 +102,12 @@ class Metric(Tally):
     def scale(self) -> Scale:
         """How its values are read."""
         return Scale(self.label, self.title or self.label.replace("_", " "), self.higher, self.percent)
+
+    @property
+    def values(self) -> tuple[float, float]:
+        """The least and the largest value that it may have: of shares 0 and 1, of errors (`higher` is false) at least
+        0, else any; one with other bounds says so."""
+        return (0.0, 1.0) if self.percent else (-math.inf if self.higher else 0.0, math.inf)
 
     def check(self, classes: int) -> None:
         """Raise a CoterieError where data of so many classes (0 for regression) cannot be scored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from coterie import streams
+from coterie import memory, streams
 from coterie.contract.frozen import duplicate, frozen_layers, frozen_tensors, same_values
 from coterie.contract.layout import Entry, Layout
 from coterie.contract.units import Unit
@@ -231,6 +232,11 @@ class Net:
         self._draws += 1
         return streams.uniform(streams.key(self._key, self._draws), shape)
 
+    def normal(self, like: Tensor) -> Tensor:
+        """Standard normal noise of this client, with the shape and type of a tensor (Box and Muller)."""
+        one, two = self.uniform((2, *like.shape)).to(like.dtype)
+        return (-2 * torch.log1p(-one)).sqrt() * torch.cos(2 * math.pi * two)
+
     def with_buffers(self, row: Tensor, moved: Tensor) -> Tensor:
         """`row [D]` with the running statistics of `moved [D]`, the model that saw the batch."""
         if not self._buffers:
@@ -336,7 +342,7 @@ class Net:
 
         Without `gradient_too` only the outputs are tried, for modules that are known to be stackable.
         """
-        self.mode(training=True)
+        self.mode(training=True, single=len(x) == 1)
         weight = torch.ones(len(x), dtype=row.dtype, device=row.device)
         stream = streams.key("probe", torch.zeros((), dtype=torch.int64, device=row.device))
 
@@ -366,6 +372,8 @@ class Net:
         try:
             torch.func.vmap(gradient)(*two)
         except Exception as reason:
+            if memory.exhausted(reason):
+                raise
             self.stacked = False
             return _where(reason)
         return None
@@ -375,9 +383,11 @@ class Net:
             with self.noise(stream), torch.no_grad():
                 return self(row, x)
         except (RuntimeError, TypeError, ValueError) as reason:
+            tokens = "" if x.is_floating_point() else (
+                "; samples of whole numbers, such as texts, need a model that looks them up: --model fasttext")
             raise CoterieError(
                 f"the model cannot take the data: one batch has shape {tuple(x.shape)} ({x.dtype}) and it says: "
-                f"{str(reason).strip().splitlines()[0]}"
+                f"{str(reason).strip().splitlines()[0]}{tokens}"
             ) from reason
 
     def _check_loss(self, outputs: Tensor, y: Tensor) -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.contract.net import Batch, Given, Net, Row
+from coterie.contract.net import Batch, Given, Net, Row, default_objective
 
 
 def flat(net: Net, row: Row) -> Tensor:
@@ -21,16 +21,13 @@ def hessian_times(net: Net, row: Tensor, batch: Batch, direction: Tensor) -> Ten
 
 
 def _slope(net: Net, row: Row, batch: Batch, given: Given) -> Tensor:
-    """<grad L(row), direction>, by forward differentiation."""
-    tensors, direction = net.tensors(row), net.tensors(given.direction)
-    names = [entry.name for entry in net.layout.entries if entry.trainable]
-
-    def along(moving: dict[str, Tensor]) -> Tensor:
-        fixed = {name: t.clone() for name, t in tensors.items() if name not in moving}  # statistics move in copies
-        return net.loss({**fixed, **moving}, batch)
-
-    primal, tangent = ({name: t[name] for name in names} for t in (tensors, direction))
-    return torch.func.jvp(along, (primal,), (tangent,))[1]  # type: ignore[no-any-return]
+    """<grad L(row), direction>. Both derivatives go backwards: where the first one went forwards, PyTorch 2.11 to 2.13
+    gave wrong second derivatives of layers that normalise."""
+    direction = net.tensors(given.direction)
+    moving, still = net.split(dict(net.tensors(row)), [entry for entry in net.layout.entries if entry.trainable])
+    copies = {name: t.clone() for name, t in still.items()}  # statistics move in copies
+    gradient, _ = net.grad_and_value(default_objective, moving, copies, batch, Given())
+    return torch.stack([(slope * direction[name]).sum() for name, slope in gradient.items()]).sum()
 
 
 def by_class(net: Net, batch: Batch, z: Tensor) -> Tensor:

@@ -30,7 +30,8 @@ class FewModels(Method):
 
     def check(self, population: int, layout: Layout) -> None:
         if self.models > population:
-            raise CoterieError(f"{self.name} with {self.models} models needs as many clients; there are {population}.")
+            raise CoterieError(f"{self.name} with {self.models} models needs as many clients; there are {population}: "
+                               f"write {self.name}:models={population}, or name the other methods without it.")
 
     def start(self, init: Init) -> Record:
         return Models(init.rows(self.models))

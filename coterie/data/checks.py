@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coterie import memory
 from coterie.data.partition import Ints
-from coterie.errors import CoterieError, counted
+from coterie.errors import CoterieError, counted, shortened
 
 
 def client_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
@@ -23,7 +23,11 @@ def client_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
         return tuple(str(i) for i in range(clients))
     if len(names) != clients:
         raise CoterieError(f"{len(names)} names were given for {clients} clients")
-    return tuple(str(name) for name in names)
+    found = tuple(str(name) for name in names)
+    for name in found:
+        if any("\ud800" <= sign <= "\udfff" for sign in name):  # json can write one; no file can keep it
+            raise CoterieError(f"'{shortened(name, 60)}' cannot be a client's name: it holds half a character.")
+    return found
 
 
 def require_share(what: str, share: float) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from coterie import streams
 from coterie.data.federation import Federation
 from coterie.errors import CoterieError, unknown
+from coterie.files import opened
 from coterie.options import build, split_options
 
 NEVER = 2**31 - 1
@@ -74,7 +75,7 @@ def _geometric(chance: NDArray[np.float64], rate: float) -> NDArray[np.int64]:
 def read(path: Path) -> dict[str, Times]:
     """A csv file with the columns client, arrives, leaves: rounds, where nothing means from the start or to the end."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with opened(path, newline="") as file:
             lines = list(csv.reader(file))
     except OSError as reason:
         raise CoterieError(f"the churn file {path} cannot be read: {reason.strerror}.") from reason

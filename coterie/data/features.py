@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coterie.errors import counted, shortened
+
 MOST = 40
 """Features that are listed unasked."""
 NAME = 30
@@ -30,9 +32,9 @@ class Feature:
     def range(self) -> str:
         """What it holds, in a few words."""
         if self.categories:
-            return f"{self.categories} different, {self.inputs} inputs of 0 or 1"
+            return f"{self.categories} different, {counted(self.inputs, 'input')} of 0 or 1"
         if self.low is None or self.high is None:
-            return f"{self.inputs} inputs"
+            return counted(self.inputs, "input")
         if self.low == self.high:
             return f"{self.low:.6g} everywhere (constant)"
         return f"{self.low:.6g} to {self.high:.6g}"
@@ -68,16 +70,19 @@ def listed(features: Sequence[Feature], every: bool = False) -> str:
     """A table in 80 columns: name, type, range, missing. `every` lists more than MOST of them too."""
     shown = features if every else features[:MOST]
     inputs = sum(feature.inputs for feature in features)
-    wide = max([len("feature"), *(min(len(feature.name), NAME) for feature in shown)])
-    lines = [f"{'feature':<{wide}}  {'type':<13}  {'range':<24}  missing"]
-    for feature in shown:
-        name = feature.name if len(feature.name) <= NAME else f"{feature.name[: NAME - 3]}..."
-        said = feature.range if len(feature.range) <= 24 else feature.range.replace(" inputs of 0 or 1", " inputs")
-        lines.append(f"{name:<{wide}}  {feature.kind:<13.13}  {said:<24.24}  {_share(feature.missing):>7}")
+    ranges = [said if len(said := feature.range) <= 24 else said.removesuffix(" of 0 or 1") for feature in shown]
+    span = max([24, *map(len, ranges)])
+    names = [shortened(feature.name, NAME - (span - 24)) for feature in shown]
+    wide = max([len("feature"), *map(len, names)])
+    lines = [f"{'feature':<{wide}}  {'type':<13}  {'range':<{span}}  missing"]
+    for name, feature, said in zip(names, shown, ranges, strict=True):
+        lines.append(f"{name:<{wide}}  {feature.kind:<13.13}  {said:<{span}}  {_share(feature.missing):>7}")
     if len(features) > len(shown):
-        lines.append(f"and {len(features) - len(shown)} more features; --each lists all of them.")
-    return "\n".join([*lines, f"{len(features)} features make {inputs} inputs."]) if inputs != len(features) else (
-        "\n".join(lines))
+        lines.append(f"and {counted(len(features) - len(shown), 'more feature')}; --each lists all of them.")
+    if inputs != len(features):
+        made = f"{counted(len(features), 'feature')} {'makes' if len(features) == 1 else 'make'}"
+        lines.append(f"{made} {counted(inputs, 'input')}.")
+    return "\n".join(lines)
 
 
 def _share(missing: float) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from coterie import memory
 from coterie.contract.units import Unit
-from coterie.data import groups
+from coterie.data import codings, copies, groups, unlike
 from coterie.data.arrays import Data, Pair, stacked, tensor
 from coterie.data.checks import client_names, require_finite, require_labels, require_rows, require_share
 from coterie.data.labels import doubts, labels_of
@@ -331,6 +331,13 @@ class Federation:
             raise unknown("split", split, SPLITS)
         k = SPLITS.index(split)
         return self.bounds[:, k], self.bounds[:, k + 1]
+
+    def looked_at(self) -> Federation:
+        """The same with notes on what shows once samples are dealt: copies on two sides, and a client unlike others."""
+        said = copies.notes(self.x, self.y, self.bounds, self.names)
+        said += codings.notes(self.x, self.bounds, self._counts(), self.names, self.recipe)
+        said += unlike.notes(self.x, self.y, self.bounds, self.names, self.recipe.get("encoding"))
+        return replace(self, recipe={**self.recipe, "notes": [*self.recipe.get("notes", ()), *said]}) if said else self
 
     # --- for people ---------------------------------------------------------------------------------------------------
 

@@ -115,6 +115,8 @@ def dealt_whole(
     if clients > count:
         raise CoterieError(f"{counted(count, 'group')} cannot be dealt to {clients} clients, for a group stays with "
                            "one client; use fewer clients, or leave the groups out.")
+    if name == "iid":
+        labels = np.zeros(len(groups), dtype=np.int64)  # it asks for none, and votes need some
     if labels.ndim != 1 or labels.dtype.kind not in "biu":
         return partition(name, labels, clients, seed, **options)  # says what is wrong
     names, codes = np.unique(labels, return_inverse=True)

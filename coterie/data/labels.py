@@ -40,6 +40,14 @@ def written(value: float) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(float(value))
 
 
+def name_of(value: float) -> str:
+    """A number as a name; raises where its neighbours would have the same one."""
+    if abs(value) >= 2**53:
+        raise CoterieError(f"{value:.0f} cannot be told from the whole numbers beside it, so it is no name; write such "
+                           "names as texts, e.g. with a letter before the digits.")
+    return written(value)
+
+
 def measured(values: Sequence[Any]) -> NDArray[np.float64] | None:
     """Plain numbers, floats among them, with NaN where one is missing; None where they are something else."""
     if not all(value is None or type(value) in (int, float) for value in values):
@@ -143,7 +151,7 @@ def doubts(y: Tensor, classes: int, names: Sequence[str] = ()) -> str:
     if comma and all(NUMBER.fullmatch(name) for name in names):
         return (f"the labels are {len(counts)} different texts for {len(y)} samples{how}, each taken as a class; they "
                 f"look like numbers with commas, such as {comma}: take commas that mark thousands out of the file, or "
-                "read decimal ones with decimal=comma, to predict numbers")
+                "read decimal ones in a csv file with decimal=comma, to predict numbers")
     return (f"the labels are {len(counts)} different names for {len(y)} samples{how}, each taken as a class; this "
             "looks like an id or free text (label=COLUMN names another column)")
 

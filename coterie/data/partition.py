@@ -31,9 +31,10 @@ def generator(seed: int, *key: int | str) -> np.random.Generator:
 
 
 def iid(labels: ArrayLike, clients: int, seed: int = 0) -> Assignment:
-    """Shuffle everything and deal it out evenly: sizes differ by at most one."""
-    y = _labels(labels, clients)
-    return np.array_split(generator(seed, "iid").permutation(len(y)), clients)
+    """Shuffle everything and deal it out evenly: sizes differ by at most one. Labels may be anything."""
+    samples = len(np.asarray(labels))
+    _require_clients(clients, samples)
+    return np.array_split(generator(seed, "iid").permutation(samples), clients)
 
 
 def pathological(
@@ -306,11 +307,17 @@ def _deal(pools: list[Ints], counts: Ints) -> Assignment:
 def _labels(labels: ArrayLike, clients: int) -> Ints:
     y = np.asarray(labels)
     if y.ndim != 1 or y.dtype.kind not in "biu":
-        raise CoterieError(f"a partition needs one whole-number label per sample, got {y.dtype} {list(y.shape)}")
-    _require_whole("clients", clients, least=1)
-    if clients > len(y):
-        raise CoterieError(f"{len(y)} samples cannot be dealt to {clients} clients; use fewer clients")
+        raise CoterieError(f"this partition deals classes, so it needs one whole-number label per sample, got "
+                           f"{y.dtype} {list(y.shape)}; deal numbers to predict with --partition iid, or name a column "
+                           "of clients (client=COLUMN)")
+    _require_clients(clients, len(y))
     return y.astype(np.int64)
+
+
+def _require_clients(clients: int, samples: int) -> None:
+    _require_whole("clients", clients, least=1)
+    if clients > samples:
+        raise CoterieError(f"{samples} samples cannot be dealt to {clients} clients; use fewer clients")
 
 
 def _require_whole(what: str, value: object, least: int) -> None:

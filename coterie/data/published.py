@@ -25,9 +25,11 @@ from torch import Tensor
 from coterie import memory
 from coterie.data.partition import generator
 from coterie.data.readers.binaries import cifar, idx
+from coterie.data.readers.images import open_image
 from coterie.data.readers.leaf import leaf
 from coterie.data.readers.pieces import Source
 from coterie.errors import CoterieError, unknown
+from coterie.files import opened, read_text
 
 PICTURES = {".jpg", ".jpeg", ".png"}
 ISIC_METADATA = "ISIC_2019_Training_Metadata.csv"
@@ -108,7 +110,7 @@ def _pictures(paths: Sequence[Path], size: int, centred: bool) -> Tensor:
     fits = 4 * prod(shape) <= memory.free(torch.device("cpu")) // 2
     x = torch.empty(shape) if fits else memory.mapped(shape, torch.float32, "the pictures")
     for number, path in enumerate(paths):
-        with _reading(path), Image.open(path) as picture:
+        with _reading(path), open_image(path) as picture:
             pixels = picture.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
             x[number] = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).float().div(255)
         if centred:
@@ -137,7 +139,7 @@ def tinyimagenet(folder: Path, size: int = 64) -> Source:
     found = [(path, k) for k, place in enumerate(classes) for path in _listed(place / "images")]
     notes = folder / "val" / "val_annotations.txt"
     with _reading(notes):
-        lines = notes.read_text(encoding="utf-8").splitlines()
+        lines = read_text(notes).splitlines()
     for count, line in enumerate(filter(None, lines), 1):
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
@@ -240,7 +242,7 @@ def _rows(found: list[tuple[str, int, str]], path: Path) -> list[tuple[str, int,
 
 def _table(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """The lines of a csv file by column, with their numbers."""
-    with _reading(path), path.open(newline="", encoding="utf-8") as file:
+    with _reading(path), opened(path, newline="") as file:
         reader = csv.DictReader(file)
         if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
             raise CoterieError(f"'{path}' has no column '{missing[0]}'; it has {', '.join(reader.fieldnames or ())}.")
@@ -269,7 +271,7 @@ def agnews(folder: Path, vocabulary: int = 32_000, length: int = 200) -> Source:
     labels: list[int] = []
     texts: list[list[str]] = []
     for path in (folder / "train.csv", folder / "test.csv"):
-        with _reading(path), path.open(newline="", encoding="utf-8") as file:
+        with _reading(path), opened(path, newline="") as file:
             for number, line in enumerate(csv.reader(file), 1):
                 if len(line) != 3 or line[0].strip() not in ("1", "2", "3", "4"):
                     if number == 1 and len(line) == 3:  # some copies begin with the columns' names

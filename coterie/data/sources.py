@@ -45,8 +45,8 @@ def load_as(data: Any, classes: int, **options: Any) -> Source:
     """
     if isinstance(data, (str, Path)):
         path, written = spelled(str(data))
-        known = "" if path == "digits" or not Path(path).exists() else written.get("format") or find(path)
         asked = {**written, **options}
+        known = "" if path == "digits" or not Path(path).exists() else str(asked.get("format") or find(path))
         if known in READERS and takes(known, "regression") and not {"regression", "classes"} & asked.keys():
             options = {**options, "regression": not classes}
     return load(data, **options)

@@ -15,10 +15,12 @@ from coterie.contract.units import Unit
 from coterie.data import groups
 from coterie.data.partition import Ints
 from coterie.data.splits import SPLITS
-from coterie.errors import counted
+from coterie.errors import counted, shortened, visible
 
 MOST_CLASSES = 12
 """Classes that are counted client by client on a screen."""
+NAME = 60
+"""Letters of a client's name that are shown."""
 
 
 def described(
@@ -50,7 +52,7 @@ def described(
     lines = []
     for name, fact in facts.items():
         lines += wrap(
-            fact, 80, initial_indent=f"{name:<15}", subsequent_indent=" " * 15, max_lines=4, placeholder=" ..."
+            visible(fact), 80, initial_indent=f"{name:<15}", subsequent_indent=" " * 15, max_lines=4, placeholder=" ..."
         )
     return "\n".join(lines)
 
@@ -64,9 +66,9 @@ def listed(
     """
     heads, columns = [*SPLITS], [*np.diff(bounds, axis=1).T]
     if 0 < counts.shape[1] <= MOST_CLASSES:
-        heads += [str(c)[:12] for c in classes or [f"class {c}" for c in range(counts.shape[1])]]
+        heads += [shortened(str(c), 12) for c in classes or [f"class {c}" for c in range(counts.shape[1])]]
         columns += [*counts.T]
-    called = [f"{name}{'' if i < trained else ' (unseen)'}" for i, name in enumerate(names)]
+    called = [f"{shortened(name, NAME)}{'' if i < trained else ' (unseen)'}" for i, name in enumerate(names)]
     wide = max(len(name) for name in ["client", *called])
     lines = [" ".join([f"{'client':<{wide}}", *(f"{head:>6}" for head in heads)])]
     for i, name in enumerate(called):
@@ -92,8 +94,8 @@ def task_in_words(classes: int, outputs: int, unit: Unit | None, recipe: Mapping
     said = f"regression, {counted(outputs, 'target')}" if column is None else f"regression on '{column}'"
     if unit is None:
         return said if column is None else f"{said}, not scaled"
-    return (f"{said}, trained as (value - {unit.mean:.4g}) / {unit.deviation:.4g}; scores and answers are in its own "
-            "unit")
+    less = f"{'+' if unit.mean < 0 else '-'} {abs(unit.mean):.4g}"
+    return f"{said}, trained as (value {less}) / {unit.deviation:.4g}; scores and answers are in its own unit"
 
 
 def _label_facts(counts: Ints) -> dict[str, str]:

@@ -23,7 +23,7 @@ from coterie.contract.net import Batch, Given, Objective, default_objective
 from coterie.contract.optimizer import Number, Optimizer
 from coterie.engine.capture import Pool, Steps
 from coterie.engine.direct import Chain, Target
-from coterie.engine.packing import Packed
+from coterie.engine.packing import Packed, Stretch
 from coterie.engine.resident import COUNT, Resident, clipping, require_state
 from coterie.engine.trial import threads
 
@@ -88,6 +88,7 @@ class Program:
 
     slots = 1 << 62  # a program without captured graphs takes any size
     steps = 1 << 62
+    TABLE = 1 << 24  # sample numbers that captured graphs find in one place; longer trainings load them by stretches
 
     def __init__(self, engine: Slots) -> None:
         self.engine = engine
@@ -111,7 +112,7 @@ class Program:
         engine = self.engine
         order = torch.from_numpy(packed.order).to(engine.device)
         prefixes = packed.active()
-        engine.net.mode(training=True)
+        engine.net.mode(training=True, single=packed.batch == 1)
         with torch.no_grad():
             rate = lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=engine.dtype, device=engine.device)
             if engine.pool is not None:
@@ -119,15 +120,39 @@ class Program:
             else:
                 self.state = {name: taken(t, order) for name, t in state.items()}
                 self.given = {name: taken(t, order) for name, t in given.items()}
-                self.index, self.keys = packed.index, keys.to(engine.device)[order]
-                self.before = torch.from_numpy(packed.before).to(engine.device)
+                self.keys = keys.to(engine.device)[order]
                 self.lr = rate[order] if rate.ndim else rate
-                self.losses = torch.zeros(packed.index.shape[:2], dtype=engine.dtype, device=engine.device)
                 self.runner = Steps(self.step, len(order), self.counter, captured=False)
-            self._go(packed, prefixes)
+            loss, seen = torch.zeros(2, len(order), dtype=engine.dtype, device=engine.device)
+            for stretch in packed.cut(self.steps):
+                self._enter(stretch, packed)
+                self._go(packed, stretch, prefixes[stretch.first : stretch.first + len(stretch)])
+                if watch:
+                    self._last_pass(packed, stretch, loss, seen)
             back = torch.argsort(order)
             out = [taken(self.state[name][: len(order)], back) for name in state]
-            return out, self._last_pass(packed)[back] if watch else self.losses.new_zeros(len(order))
+            return out, (loss / seen.clamp(min=1))[back]
+
+    def room(self, packed: Packed) -> int:
+        """Steps that a table of captured graphs may have."""
+        width = packed.stretches[0].index.shape[2] if packed.stretches else packed.batch
+        return max(1, self.TABLE // (min(self.slots, 1 << 31) * width)) if self.engine.pool is not None else 1 << 62
+
+    def _enter(self, stretch: Stretch, packed: Packed) -> None:
+        """Lay out a stretch of steps; its first one is where the counter is 0."""
+        device = self.engine.device
+        steps, slots = stretch.index.shape[:2]
+        before = torch.from_numpy(packed.before + stretch.first)
+        if self.engine.pool is None:
+            self.index, self.before = stretch.index, before.to(device)
+            self.losses = torch.zeros(steps, slots, dtype=self.engine.dtype, device=device)
+            return
+        self.index[:, slots:] = -1  # slots beyond this stack are all padding
+        ended = packed.stretches[0].index[0, slots:, :1]  # of the stack, at work before this stretch
+        self.index[:, slots : slots + len(ended)] = torch.where(ended < 0, ended, ~ended)
+        self.index[:steps, :slots].copy_(stretch.index)
+        self.before[: len(before)].copy_(before)
+        self.losses.zero_()
 
     def _load(
         self, state: Tensors, given: Tensors, packed: Packed, keys: Tensor, lr: Tensor, order: Tensor,
@@ -142,7 +167,8 @@ class Program:
             self.given = {
                 n: torch.zeros(self.slots, *t.shape[1:], dtype=t.dtype, device=device) for n, t in given.items()
             }
-            self.index = torch.zeros(self.steps, self.slots, packed.index.shape[2], dtype=torch.int64, device=device)
+            width = packed.stretches[0].index.shape[2]
+            self.index = torch.zeros(self.steps, self.slots, width, dtype=torch.int64, device=device)
             self.keys = torch.zeros(self.slots, dtype=torch.int64, device=device)
             self.before = torch.zeros(self.slots, dtype=torch.int64, device=device)
             self.lr = torch.zeros((self.slots,) if lr.ndim else (), dtype=self.engine.dtype, device=device)
@@ -151,28 +177,24 @@ class Program:
         self.index.fill_(0)
         self.runner.prepare(prefixes, self.engine.pool)
         slots = len(order)
-        self.index[:, slots:] = -1  # slots beyond this stack are all padding
-        self.index[: len(packed.index), :slots].copy_(packed.index)
         for name, tensor in state.items():
             self.state[name][:slots].copy_(tensor[order])
         for name, tensor in given.items():
             self.given[name][:slots].copy_(tensor[order])
         self.keys[:slots].copy_(keys.to(device)[order])
-        self.before[:slots].copy_(torch.from_numpy(packed.before))
         if lr.ndim:
             self.lr[:slots].copy_(lr[order])
         else:
             self.lr.copy_(lr)
-        self.losses.zero_()
 
-    def _go(self, packed: Packed, prefixes: list[int]) -> None:
+    def _go(self, packed: Packed, stretch: Stretch, prefixes: list[int]) -> None:
         assert self.runner is not None
         if not self.engine.net.batch_statistics:
             self.runner.run(prefixes)
             return
         self.counter.zero_()
         for step, prefix in enumerate(prefixes):
-            short = packed.short(step)
+            short = packed.short(stretch.first + step)
             if len(short) < prefix:
                 self.runner.one(prefix)
             else:
@@ -180,16 +202,18 @@ class Program:
             for position, samples in short:
                 self.engine.net.mode(training=True, single=samples == 1)
                 self._advance(slice(position, position + 1), self.index[step, position : position + 1], (step, samples))
-            self.engine.net.mode(training=True)
+            self.engine.net.mode(training=True, single=packed.batch == 1)
 
-    def _last_pass(self, packed: Packed) -> Tensor:
-        steps, slots = packed.index.shape[:2]
+    def _last_pass(self, packed: Packed, stretch: Stretch, loss: Tensor, seen: Tensor) -> None:
+        """Add the losses of the last pass's samples in a stretch to `loss [slots]`, and their number to `seen`."""
+        steps, slots = stretch.index.shape[:2]
         device = self.engine.device
-        number = torch.arange(steps, device=device)[:, None]
-        end = torch.from_numpy(packed.steps).to(device)
-        start = end - torch.from_numpy(packed.passes).to(device)
-        seen = (packed.index[:, :, : packed.batch] >= 0).sum(2) * ((number >= start) & (number < end))
-        return (self.losses[:steps, :slots] * seen).sum(0) / seen.sum(0).clamp(min=1)
+        number = torch.arange(stretch.first, stretch.first + steps, device=device)[:, None]
+        end = torch.from_numpy(packed.steps[:slots]).to(device)
+        start = end - torch.from_numpy(packed.passes[:slots]).to(device)
+        counted = (stretch.index[:, :, : packed.batch] >= 0).sum(2) * ((number >= start) & (number < end))
+        loss[:slots] += (self.losses[:steps, :slots] * counted).sum(0)
+        seen[:slots] += counted.sum(0)
 
     def step(self, prefix: int) -> None:
         """One step of the first `prefix` slots, at the place the counter says."""
@@ -375,21 +399,20 @@ class Direct(Descent):
         self.chain, self.samples = chain, samples
         self.gradient = torch.empty(0)  # [slots, D], of the step at work on a GPU
 
-    def _go(self, packed: Packed, prefixes: list[int]) -> None:
+    def _go(self, packed: Packed, stretch: Stretch, prefixes: list[int]) -> None:
         if self.engine.pool is not None:
-            super()._go(packed, prefixes)
+            super()._go(packed, stretch, prefixes)
             return
-        engine = self.engine
-        flop = 6.0 * engine.layout.size * packed.index[0].numel() if len(prefixes) else 0.0
+        flop = 6.0 * self.engine.layout.size * stretch.index[0].numel()
         with threads(1 if flop < self.SMALL else torch.get_num_threads()):
-            self._steps(packed, prefixes)
+            self._steps(packed, stretch, prefixes)
 
-    def _steps(self, packed: Packed, prefixes: list[int]) -> None:
-        """All steps from the host; the samples of many steps are gathered at once."""
+    def _steps(self, packed: Packed, stretch: Stretch, prefixes: list[int]) -> None:
+        """All steps of a stretch from the host; the samples of many steps are gathered at once."""
         engine = self.engine
         one = self.index[:1, :, : packed.batch].numel() * engine.inputs[0].numel() * engine.inputs.element_size()
         block = max(1, self.BLOCK // max(one, 1))
-        stack = _Stack(self)
+        stack = _Stack(self, stretch.first)
         for first in range(0, len(prefixes), block):
             index = self.index[first : first + block, : prefixes[first]]
             number = torch.arange(first, first + len(index), device=engine.device)[:, None]
@@ -457,8 +480,8 @@ class _Stack:
     step touches is `[models, *shape]` here, and the models still at work are a slice of it.
     """
 
-    def __init__(self, program: Direct) -> None:
-        self.program, self.rule, self.steps = program, program.rule, 0
+    def __init__(self, program: Direct, first: int) -> None:
+        self.program, self.rule, self.steps, self.first = program, program.rule, 0, first
         layout, self.active = program.engine.layout, len(program.state["row"])
         self.views = {name: layout.views(program.state[name], program.trained) for name in ("row", *self.rule.slots)}
         held = {name: {n: t.contiguous() for n, t in views.items()} for name, views in self.views.items()}
@@ -508,7 +531,7 @@ class _Stack:
             return outputs
         outputs = chain.descend(self.tensors, x, target, None, self.held["gradient"], 0.0)
         found = self.program._directions(rows, self.held["gradient"], near)
-        count: Number = self.steps
+        count: Number = self.first + self.steps
         if self.lr is None and COUNT in self.program.state:
             count = self.program.state[COUNT][near] + self.steps
         for name, row in rows.items():

@@ -183,7 +183,7 @@ class Reference(Resident):
         of_streams = [self.batches(ids, copies, effort, stream) for stream in range(effort.streams)]
         packed, keys = of_streams[0]
         for place, slot in enumerate(packed.order.tolist()):
-            padded = [one.index[: one.steps[place], place].tolist() for one, _ in of_streams]
+            padded = [one.batches(place).tolist() for one, _ in of_streams]
             visits = [[[sample for sample in batch if sample >= 0] for batch in one] for one in padded]
             yield slot, visits, keys[slot].to(self.device), int(packed.passes[place])
 

@@ -22,13 +22,10 @@ from coterie.data import Federation
 from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.capture import Pool, identity
 from coterie.engine.direct import Chain
-from coterie.engine.packing import Packed, pack
+from coterie.engine.packing import SCORING, Packed, Recent, pack
 from coterie.engine.prefix import Prefix
 from coterie.engine.programs import Custom, Descent, Direct, Program, Rule, Slots
 from coterie.engine.resident import Feeding, named, remembered, scores, summed, tallied_each
-
-PACKED_KEPT = 1 << 21
-"""Sample numbers (8 bytes each) in the batches for scoring that are kept from one evaluation to the next."""
 
 
 class Stacked(Slots):
@@ -45,8 +42,7 @@ class Stacked(Slots):
         if prefix is None:
             self._ready()
         self._programs: dict[Hashable, Program] = {}
-        self._kept: dict[Hashable, Packed] = {}  # batches of whole splits; those used last come last
-        self._kept_numbers = 0
+        self._kept: Recent[Packed] = Recent(SCORING)  # batches of whole splits
         # Steps become CUDA graphs; a module that cannot be stacked may ask the host, which a graph cannot.
         self.pool = Pool() if capture and device.type == "cuda" and net.stacked else None
         if device.type == "cpu":
@@ -104,9 +100,8 @@ class Stacked(Slots):
         self, ids: IntArray, step: Step, state: Tensors, given: Tensors, effort: Effort, lr: Rate, first_epoch: int = 0
     ) -> dict[str, Tensor]:
         streams = [self.batches(ids, 1, effort, stream, first_epoch) for stream in range(effort.streams)]
-        packed, keys = streams[0]
-        index = torch.cat([p.index for p, _ in streams], dim=2) if len(streams) > 1 else packed.index
-        packed = replace(packed, index=index)
+        keys = streams[0][1]
+        packed = streams[0][0].beside([other for other, _ in streams[1:]])
         shapes = _signature(given), _signature(state), isinstance(lr, Tensor)
         key = ("loop", identity(step), effort.streams, packed.batch, *shapes)
         program = self._program(key, lambda: Custom(self, step, effort.streams), packed)
@@ -173,14 +168,15 @@ class Stacked(Slots):
         self.net.mode(training=False)
         sums: dict[str, Tensor] = {}
         # Where nobody has a sample, one that does not count tells the shapes of the sums, which are then 0.
-        index = packed.index if len(packed.index) else torch.full((1, len(flat), 1), -1, device=self.device)
+        steps = [index for stretch in packed.stretches for index in stretch.index]
+        index = steps or [torch.full((len(flat), 1), -1, device=self.device)]
         with self.computing(), torch.no_grad():
-            for step, active in enumerate(packed.active() or [len(flat)]):
-                out = sum_of(flat[:active], index[step, :active], {n: t[:active] for n, t in passed.items()})
+            for here, active in zip(index, packed.active() or [len(flat)], strict=True):
+                out = sum_of(flat[:active], here[:active], {n: t[:active] for n, t in passed.items()})
                 for name, value in out.items():
                     if name not in sums:
                         sums[name] = value.new_zeros(len(flat), *value.shape[1:])
-                    if len(packed.index):
+                    if steps:
                         sums[name][:active] += value
         if not sorted_already:
             back = torch.argsort(order)
@@ -188,30 +184,26 @@ class Stacked(Slots):
         return {name: value.view(*rows.shape[:-1], *value.shape[1:]) for name, value in sums.items()}
 
     def _whole(self, ids: IntArray, copies: int, split: Split) -> Packed:
-        """Batches of a whole split; those used last are kept, as many as PACKED_KEPT numbers hold."""
-        key = (split, copies, ids.tobytes())
-        packed = self._kept.pop(key, None)
-        if packed is None:
+        """Batches of a whole split; those used last are kept."""
+
+        def batches() -> Packed:
             slot = np.repeat(np.arange(len(ids)), copies)
             sizes, starts = self.sizes(ids, split)[slot], self.starts(ids, split)[slot]
             batch = min(self.evaluation_batch, max(int(sizes.max(initial=1)), 1))
-            packed = pack(starts, sizes, batch, -(-sizes // batch), None, self.device)
-            self._kept_numbers += packed.numbers
-            while self._kept and self._kept_numbers > PACKED_KEPT:
-                oldest = self._kept.pop(next(iter(self._kept)))
-                self._kept_numbers -= oldest.numbers
-        self._kept[key] = packed
-        return packed
+            return pack(starts, sizes, batch, -(-sizes // batch), None, self.device)
+
+        return self._kept.get((split, copies, ids.tobytes()), batches)
 
     def _program(self, key: Hashable, build: Callable[[], Program], packed: Packed) -> Program:
         """The program for a key; rebuilt, and recaptured on CUDA, when the stack outgrows it."""
         self._ready()
-        steps, slots = packed.index.shape[:2]
+        steps, slots = packed.length, len(packed.order)
         found = self._programs.get(key)
-        if found is None or slots > found.slots or steps > found.steps:
+        if found is None or slots > found.slots or min(steps, found.room(packed)) > found.steps:
             found = build()
             if self.pool is not None:
-                found.slots, found.steps = slots, max(steps, self._longest(packed.batch, steps))
+                found.slots = slots
+                found.steps = min(max(steps, self._longest(packed.batch, steps)), found.room(packed))
             self._programs[key] = found
         return found
 

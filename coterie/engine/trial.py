@@ -24,7 +24,7 @@ def times(net: Net, row: Tensor, x: Tensor, y: Tensor) -> dict[str, float]:
     """
     key = (net.layout.digest, net.module is net.whole, tuple(x.shape), x.dtype, torch.get_num_threads())
     if key not in _known:
-        net.mode(training=True)
+        net.mode(training=True, single=len(x) == 1)
         weight, word = torch.ones(len(x), dtype=row.dtype), streams.key("trial", torch.zeros((), dtype=torch.int64))
 
         def gradient(one: Tensor, xs: Tensor, ys: Tensor) -> Tensor:

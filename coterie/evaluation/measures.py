@@ -12,9 +12,9 @@ from torch import Tensor
 
 from coterie import registry
 from coterie.contract.cohort import ALWAYS
-from coterie.contract.metric import Metric, Scale, Tally, tallied
+from coterie.contract.metric import Counted, Metric, Scale, Tally, tallied
 from coterie.contract.net import Task
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, visible
 from coterie.evaluation.score import Array
 from coterie.metrics.accuracy import Accuracy
 from coterie.metrics.loss import Loss
@@ -29,10 +29,14 @@ class Measures:
 
     chosen: Metric
     watched: tuple[Metric, ...] = ()
+    by_median: bool = False
 
     @classmethod
-    def of(cls, metric: str, watch: Sequence[str], task: Task, targets: Sequence[int] = ()) -> Measures:
-        """From their spellings, for one task; `targets` is the shape of one target of a regression.
+    def of(
+        cls, metric: str, watch: Sequence[str], task: Task, targets: Sequence[int] = (), by_median: bool = False
+    ) -> Measures:
+        """From their spellings, for one task; `targets` is the shape of one target of a regression. Rounds are compared
+        by the mean over clients, or `by_median`, which a few clients that tell anything cannot move far.
 
         Raises, before anything is trained, where one of them cannot score such data.
         """
@@ -49,7 +53,7 @@ class Measures:
                 f"{found[0].label} is a number of each class, so it cannot decide between rounds; watch it (--watch "
                 f"{found[0].label}) and choose a metric that is one number, e.g. balanced_accuracy."
             )
-        return cls(found[0], tuple(found[1:]))
+        return cls(found[0], tuple(found[1:]), by_median)
 
     @property
     def further(self) -> tuple[Metric, ...]:
@@ -59,7 +63,7 @@ class Measures:
     @property
     def scale(self) -> Scale:
         """Of the metric that decides."""
-        return self.chosen.scale
+        return replace(self.chosen.scale, by_median=self.by_median)
 
     def record(self) -> dict[str, Any]:
         """For config.json: how every metric is read, so that nobody needs the metrics themselves to show a run."""
@@ -73,7 +77,7 @@ class Measures:
             if value.ndim == 1:
                 found[name] = value
             else:
-                found |= {f"{name}[{word}]": value[:, k] for k, word in enumerate(classes)}
+                found |= {f"{name}[{visible(word)}]": value[:, k] for k, word in enumerate(classes)}
         return found
 
 
@@ -112,6 +116,15 @@ def shapes(tallies: Sequence[Tally], task: Task, targets: Sequence[int]) -> dict
     """The shape of every sum of one client, by `tally.sum`."""
     outputs, y = blank(task, targets, 2)
     return {name: tuple(t.shape) for name, t in tallied(tallies, outputs, y, torch.ones(2)).items()}
+
+
+def adding(tallies: Sequence[Tally], task: Task, targets: Sequence[int]) -> dict[str, tuple[Counted, float]]:
+    """Of the sums that count samples, by `tally.sum`, in which way and how much one sample adds at most in all."""
+    one = tallied(tallies, *blank(task, targets, 1), torch.ones(1))
+    return {
+        name: (how, float(one[name].sum()) if how == "all" else 1.0) for tally in tallies
+        for word, how in tally.counts.items() if (name := f"{tally.tally}.{word}") in one
+    }
 
 
 def _try(metric: Metric, task: Task, targets: Sequence[int]) -> None:

@@ -65,8 +65,12 @@ def summarise(scores: Scores) -> Summary:
 def validation_score(scores: Scores) -> tuple[float, float]:
     """What decides between rounds, larger is better: the mean validation metric in its direction, then minus the mean
     validation loss. Where no client's validation data can say what the metric is, the loss decides alone. A client
-    whose model diverged counts with the worst value there is."""
-    chosen, loss = _mean(scores.counted(scores.val)), _mean(scores.val["loss"])
+    whose model diverged counts with the worst value there is.
+
+    With a robust aggregator it is the median over clients in place of the mean: what one client says of itself must not
+    choose the round that all are handed."""
+    middle = _median if scores.scale.by_median else _mean
+    chosen, loss = middle(scores.counted(scores.val)), middle(scores.val["loss"])
     if np.isnan(loss):
         return (float("nan"), float("nan"))
     return (-np.inf if np.isnan(chosen) else scores.scale.sign * chosen, -loss)
@@ -75,6 +79,11 @@ def validation_score(scores: Scores) -> tuple[float, float]:
 def _mean(values: Array) -> float:
     """Over the clients that have a value."""
     return float("nan") if np.isnan(values).all() else float(np.nanmean(values))
+
+
+def _median(values: Array) -> float:
+    """Over the clients that have a value."""
+    return float("nan") if np.isnan(values).all() else float(np.nanmedian(values))
 
 
 def chosen_round(history: Sequence[Evaluation], stage: str = SERVED) -> int:

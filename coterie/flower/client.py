@@ -4,7 +4,7 @@ Every message is decoded into tensors and answered by a site, so the process nee
 importing them is most of what a round costs.
 
 The node's configuration names the site: `name="..." data="/path.npz" home="/path"`, and if wanted `device`, `val`,
-`test` and `seed` (see `coterie.flower.site.site_at`).
+`test`, `seed`, `accept` and `limit` (see `coterie.flower.site.site_at`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ except ImportError as reason:
 from coterie.errors import CoterieError
 from coterie.flower import wire
 from coterie.flower.message import Encoder, parcels_of
-from coterie.flower.site import Site, site_at
+from coterie.flower.site import LONGEST, Site, site_at
+from coterie.flower.task import Refusal, refusing
 from coterie.flower.wire import Parcel
 
 app = ClientApp()
 
 NEEDED = ("name", "data", "home")
-FURTHER = ("device", "val", "test", "seed")
+FURTHER = ("device", "val", "test", "seed", "accept", "limit")
 
 
 def site_of(config: Mapping[str, Any]) -> Site:
@@ -43,7 +44,7 @@ def site_of(config: Mapping[str, Any]) -> Site:
 
 
 def in_time(work: Callable[[], list[Parcel]], seconds: float) -> list[Parcel]:
-    """What `work` gives, or a CoterieError when it takes longer than that (0: as long as it likes).
+    """What `work` gives, or a Refusal when it takes longer than that.
 
     A node takes no message while one is being answered, so an app that hangs would keep its site out for ever. When
     its answer comes, Flower ends the process, and the thread that still works with it.
@@ -59,22 +60,38 @@ def in_time(work: Callable[[], list[Parcel]], seconds: float) -> list[Parcel]:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds or None)
+    thread.join(min(seconds, threading.TIMEOUT_MAX))
     if failed:
         raise failed[0]
     if not done:
-        raise CoterieError(f"the site did not answer within {seconds:g} s.")
+        raise Refusal(f"the site did not answer within {seconds:g} s.")
     return done[0]
 
 
 @app.query()  # type: ignore[untyped-decorator, unused-ignore]
 def answer(message: Message, context: Context) -> Message:
-    """Answer all parcels of a message."""
-    parcels = parcels_of(message.content)
+    """Answer all parcels of a message. No error reaches Flower, which would send its text to the server."""
     try:
-        limit = max((float(parcel.meta.get("deadline") or 0) for parcel in parcels), default=0.0)
-        answers = in_time(lambda: site_of(context.node_config).answer(parcels), limit)
-    except CoterieError as reason:
+        site = site_of(context.node_config)
+    except Exception as reason:  # the operator's own words are wrong, and there is no home to write down what leaves
         name = str(context.node_config.get("name", ""))
-        answers = [wire.answer(parcel.meta, name, error=str(reason), cause="refused") for parcel in parcels]
+        text = str(reason)[:LONGEST] if isinstance(reason, CoterieError) else f"{type(reason).__name__} at the site."
+        return _reply(message, [wire.answer({}, name, error=text, cause="refused")])
+    return _reply(message, answered(site, lambda: parcels_of(message.content)))
+
+
+def answered(site: Site, unpack: Callable[[], list[Parcel]]) -> list[Parcel]:
+    """A site's answers to what arrived, in the time it has; what cannot be unpacked is answered once."""
+    try:
+        with refusing():
+            parcels = unpack()
+    except Exception as reason:
+        return [site.failed({}, reason)]
+    try:
+        return in_time(lambda: site.answer(parcels), site.patience(parcels))
+    except Exception as reason:
+        return [site.failed(parcel.meta, reason) for parcel in parcels]
+
+
+def _reply(message: Message, answers: list[Parcel]) -> Message:
     return Message(Encoder().records(answers), reply_to=message)

@@ -13,6 +13,9 @@ from typing import Protocol
 
 from coterie.flower.wire import Failure, Parcel
 
+Replies = Sequence[Parcel | Failure]
+"""A site's answers to the tasks of one message, in their order; one that is no good spoils no other."""
+
 
 class Transport(Protocol):
     """How messages reach sites."""
@@ -23,13 +26,18 @@ class Transport(Protocol):
 
     def ask(
         self, messages: Mapping[str, Sequence[Parcel]], deadline: float, enough: Callable[[set[str]], bool]
-    ) -> dict[str, list[Parcel] | Failure]:
+    ) -> dict[str, Replies | Failure]:
         """Each site's answer, parcel for parcel, or what went wrong; sites that have not answered yet are left out.
 
-        Returns when everybody answered, after `deadline` seconds, or when those who have answered are `enough`. A
-        failure is no answer.
+        Returns when everybody answered, after `deadline` seconds, or when those who have `answered` are `enough`.
         """
         ...
+
+
+def answered(found: Mapping[str, Replies | Failure]) -> set[str]:
+    """The sites whose answers can be used. One that says it failed is no answer: others are waited for."""
+    return {name for name, replies in found.items() if not isinstance(replies, Failure)
+            and not any(isinstance(one, Failure) or "error" in one.meta for one in replies)}
 
 
 Answers = Mapping[str, Parcel | Failure]
@@ -64,11 +72,11 @@ def drive(exchanges: Sequence[Exchange], transport: Transport, deadline: float) 
                 order.setdefault(name, []).append(number)
         messages = {name: [now[number].parcels[name] for number in numbers] for name, numbers in order.items()}
 
-        def enough(answered: set[str], waiting: Mapping[int, Ask] = now) -> bool:
-            return all(ask.enough(answered) for ask in waiting.values())
+        def enough(names: set[str], waiting: Mapping[int, Ask] = now) -> bool:
+            return all(ask.enough(names) for ask in waiting.values())
 
         found = transport.ask(messages, deadline, enough)
-        early = enough({name for name, answer in found.items() if not isinstance(answer, Failure)})
+        early = enough(answered(found))
         late = Failure("late", "enough others had answered." if early else f"no answer within {deadline:g} s.")
         for number, ask in now.items():
             mine = {name: _own(found.get(name, late), order[name], number) for name in ask.parcels}
@@ -76,12 +84,12 @@ def drive(exchanges: Sequence[Exchange], transport: Transport, deadline: float) 
             _advance(asks, number, exchanges[number], mine)
 
 
-def _own(answer: list[Parcel] | Failure, numbers: Sequence[int], number: int) -> Parcel | Failure:
+def _own(answer: Replies | Failure, numbers: Sequence[int], number: int) -> Parcel | Failure:
     """What a site answered to one of the experiments whose tasks its message held."""
     if isinstance(answer, Failure):
         return answer
     if len(answer) != len(numbers):
-        return Failure("mismatch", f"{len(answer)} answers came for {len(numbers)} tasks.")
+        return Failure("mismatch", f"{len(answer)} answers came for {len(numbers)} tasks.", "header")
     return answer[numbers.index(number)]
 
 

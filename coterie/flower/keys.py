@@ -369,6 +369,12 @@ def public_key(path: Path) -> bytes:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
 
+def public_pem(path: Path) -> bytes:
+    """The public key in a .pub file as SuperNodes send it, in PEM."""
+    key = serialization.load_ssh_public_key(public_key(path))
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
 def _present(folder: Path, *names: str) -> list[Path]:
     paths = [folder / name for name in names]
     absent = [path.name for path in paths if not path.is_file()]

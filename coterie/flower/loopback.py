@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie.flower import wire
+from coterie.flower.exchange import Replies, answered
 from coterie.flower.site import Site
 from coterie.flower.wire import Failure, Parcel
 
@@ -24,13 +25,13 @@ class Loopback:
 
     def ask(
         self, messages: Mapping[str, Sequence[Parcel]], deadline: float, enough: Callable[[set[str]], bool]
-    ) -> dict[str, list[Parcel] | Failure]:
+    ) -> dict[str, Replies | Failure]:
         """All sites answer, one after another, until those who did are enough; `deadline` plays no part."""
-        answers: dict[str, list[Parcel] | Failure] = {}
+        answers: dict[str, Replies | Failure] = {}
         for name, parcels in messages.items():
             self.messages += 1
             answers[name] = self.deliver(name, through(parcels))
-            if enough({site for site, answer in answers.items() if not isinstance(answer, Failure)}):
+            if enough(answered(answers)):
                 break
         return answers
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -18,20 +21,25 @@ from rich.table import Table
 from coterie.data import load, load_as
 from coterie.data.labels import placed
 from coterie.errors import CoterieError, counted
-from coterie.files import read_json
+from coterie.files import csv_text, read_json
 from coterie.flower.checks import KEPT, ask_to_lift
+from coterie.flower.consent import ANY, Approval, Consent, SiteLimits
 from coterie.flower.exchange import drive
 from coterie.flower.job import Job
 from coterie.flower.loopback import Loopback
 from coterie.flower.plan import PLAN, Plan
 from coterie.flower.rounds import STATUS, Rounds, refuse_early
-from coterie.flower.site import LAST_MODEL, MODEL, Site, described, site_at
+from coterie.flower.site import LAST_MODEL, LOG, MODEL, Site, described, site_at
 from coterie.flower.wire import Failure, Parcel
 from coterie.running import checkpoint
 from coterie.running.chosen import CHOSEN, When
-from coterie.running.folder import Folder
+from coterie.running.folder import Folder, consistent
 from coterie.serving.portable import read_model
 
+_STAMPED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d (.*)")
+"""How an entry of a site's log begins."""
+MOST_PLAYED = 50
+"""Sites that a dry run plays at most; what one of them sends hardly depends on how many there are."""
 LINK = "link"
 """The folder of the SuperLink inside the server's."""
 
@@ -41,7 +49,7 @@ def serve(
 ) -> None:
     """Run the experiment of a TOML file for real sites, to its end; started again, it goes on where it was."""
     from coterie.flower.keys import ServerKeys
-    from coterie.flower.processes import NODES, Address, SuperLink, operate, stoppable
+    from coterie.flower.processes import NODES, Address, SuperLink, operate, say, stoppable
 
     address = Address.of(listen)
     read = _keys(keys, insecure, "server", ServerKeys.read)
@@ -54,16 +62,32 @@ def serve(
     plan = replace(plan, nodes=None if read is None else str(home / NODES),
                    messages=str(folder.resolve() / "messages") if keep_messages else None)
     plan.write(folder / PLAN)
-    with stoppable(), SuperLink(read, address, home) as link:
+    for job in plan.jobs:
+        say(f"the experiment's digest, by which sites approve it, is {job.digest}")
+    body = plan.gate.largest(_answer_bytes(plan))
+    with stoppable(), SuperLink(read, address, home, gate=plan.gate, body=body) as link:
         operate(link, {"run": str(folder.resolve() / PLAN)})
+
+
+def _answer_bytes(plan: Plan) -> int:
+    """Bytes that a site's answer to all experiments has at most, generously: four times what the server holds."""
+    found = 0
+    for job in plan.jobs:
+        server = Rounds(job, plan.policy, set).start(plan.policy.sites)
+        held = [*server.state.tensors().values(), *job.factory()().parameters()]
+        found += sum(t.numel() * t.element_size() for t in held)
+    return 64_000_000 + 4 * found
 
 
 def connect(
     server: str, data: str, home: Path, keys: Path | None, insecure: bool, name: str | None, settings: dict[str, Any],
 ) -> None:
-    """Take part as a site until told to stop."""
+    """Take part as a site until told to stop, in the experiments that the home approves (`settings["accept"]`: more).
+
+    What the site has to tell its operator is passed on.
+    """
     from coterie.flower.keys import ClientKeys
-    from coterie.flower.processes import Address, stoppable, supervise
+    from coterie.flower.processes import Address, say, stoppable, supervise
 
     address = Address.of(server)
     read = _keys(keys, insecure, "client", ClientKeys.read)
@@ -74,8 +98,41 @@ def connect(
     chosen = read.name if read is not None else str(name)
     given = {"name": chosen, "data": _absolute(data), "home": str(home.resolve()), **settings}
     load(given["data"])  # whatever is wrong with the file is said here, not to the server in the first round
-    with stoppable():
+    approved = Consent(home, str(settings.get("accept", ""))).approvals
+    if Approval(ANY) in approved:
+        say("warning: this site takes part in whatever the server asks for, within its limits; for trials only")
+    elif not approved:
+        say(f"no experiment is approved in {home}, so that all will be refused; `coterie client --accept DIGEST` does")
+    with stoppable(), told(home.resolve() / LOG, say):
         supervise(read, address, home.resolve(), given)
+
+
+@contextmanager
+def told(log: Path, say: Callable[[str], None], pause: float = 1.0) -> Iterator[None]:
+    """Pass on what is added to a site's log meanwhile, each entry's first line, one that repeats the last one once."""
+    stop = threading.Event()
+
+    def follow() -> None:
+        read, last = log.stat().st_size if log.exists() else 0, ""
+        while not stop.wait(pause):
+            with suppress(OSError), log.open("rb") as file:
+                file.seek(read)
+                fresh = file.read()
+                whole = fresh[: fresh.rfind(b"\n") + 1]
+                read += len(whole)
+                for line in whole.decode(errors="replace").splitlines():
+                    stamped = _STAMPED.match(line)
+                    if stamped is not None and stamped[1] != last:
+                        last = stamped[1]
+                        say(last)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def _keys(folder: Path | None, insecure: bool, whose: str, read: Any) -> Any:
@@ -98,7 +155,7 @@ def _absolute(data: str) -> str:
 
 
 class _Listened(Loopback):
-    """Sites in this process; keeps what one of them says."""
+    """Sites in this process; keeps what one of them says. What goes wrong at one is raised in its own words."""
 
     def __init__(self, sites: Sequence[Site], name: str) -> None:
         super().__init__(sites)
@@ -106,25 +163,37 @@ class _Listened(Loopback):
 
     def deliver(self, name: str, parcels: list[Parcel]) -> list[Parcel] | Failure:
         found = super().deliver(name, parcels)
+        for parcel in found if isinstance(found, list) else ():
+            if "error" in parcel.meta:
+                raise self.by_name[name].error or CoterieError(str(parcel.meta["error"]))
         if name == self.name and isinstance(found, list):
             self.heard += found
         return found
 
 
-def rehearse(config: Path, data: str, home: Path, name: str, settings: dict[str, Any]) -> list[Parcel]:
-    """What this site would send: its introduction, its first round and the end, beside sites of made-up samples.
+def rehearse(
+    config: Path, data: str, home: Path, name: str, settings: dict[str, Any]
+) -> tuple[Job, list[Parcel]]:
+    """The experiment of a file, and what this site would send in it: its introduction, its first round and the end,
+    beside sites of made-up samples.
 
     Nothing leaves the machine. The shapes of later rounds are the same.
     """
     plan = Plan.configured(config, "rehearsal")
-    (job,) = plan.jobs
-    job = replace(job, training=replace(job.training, rounds=1, participation=1.0))
-    site = site_at(name, data, home / name, **settings)
-    fellows = [f"made-up-{i}" for i in range(1, plan.policy.sites)]
-    line = _Listened([site, *(Site(fellow, job.made_up(1), home / fellow) for fellow in fellows)], name)
-    policy = replace(plan.policy, minimum=plan.policy.sites, target=0)
-    drive([Rounds(job, policy, line.sites).work()], line, policy.deadline)
-    return line.heard
+    (asked,) = plan.jobs
+    limits = SiteLimits.of(str(settings.get("limit", "")))
+    limits.require(asked)
+    short = replace(asked.training, rounds=1, participation=1.0, warmup=min(asked.training.warmup, 1))
+    job = replace(asked, training=short)
+    site = site_at(name, data, home / name, **settings, accept=ANY)
+    sites = min(plan.policy.sites, MOST_PLAYED)
+    fellows = [f"made-up-{i}" for i in range(1, sites)]
+    made_up = [Site(fellow, job.made_up(1), home / fellow, accept=ANY, limits=site.limits) for fellow in fellows]
+    line = _Listened([site, *made_up], name)
+    policy = replace(plan.policy, sites=sites, minimum=sites, target=0)
+    with limits.building():
+        drive([Rounds(job, policy, line.sites).work()], line, policy.deadline)
+    return asked, line.heard
 
 
 def sending(parcels: Sequence[Parcel]) -> Table:
@@ -135,8 +204,6 @@ def sending(parcels: Sequence[Parcel]) -> Table:
         meta = parcel.meta
         kind = meta["kind"] if meta["kind"] == "introduce" else "the end" if trained else "a round"
         trained = trained or meta["kind"] != "introduce"
-        if meta.get("error"):
-            raise CoterieError(str(meta["error"]))
         for key, value in meta.items():
             if key not in ("protocol", "kind", "round"):
                 table.add_row(kind, key, json.dumps(value))
@@ -196,7 +263,7 @@ def predict(
             writer.writerows([k, *row] for k, row in enumerate(scores.tolist()))
             return path, None
         chance, chosen = scores.softmax(1).max(1)
-        called = [job.class_names[k] if job.class_names else k for k in chosen.tolist()]
+        called = [csv_text(job.class_names[k]) if job.class_names else k for k in chosen.tolist()]
         writer.writerow(["sample", "class", "probability"])
         writer.writerows(zip(range(len(x)), called, np.round(chance.numpy(), 6).tolist(), strict=True))
     y = placed(source.y, source.classes, job.classes, job.class_names, data)
@@ -208,9 +275,10 @@ def predict(
 
 def lift(folder: Path, site: str) -> None:
     """Ask the server to let a quarantined site take part again."""
-    held = _written(folder / KEPT).get("held", {})
-    if site not in held:
-        raise CoterieError(f"{site} is not quarantined; quarantined are: {', '.join(sorted(held)) or 'none'}.")
+    with consistent([folder]):
+        held = _written(folder / KEPT).get("held", {})
+        if site not in held:
+            raise CoterieError(f"{site} is not quarantined; quarantined are: {', '.join(sorted(held)) or 'none'}.")
     ask_to_lift(folder, site)
 
 
@@ -218,6 +286,11 @@ def status(folder: Path) -> Table:
     """What the server of this folder is doing, site by site."""
     if not (folder / PLAN).is_file():
         raise CoterieError(f"{folder} is not the folder of a server: it has no {PLAN}.")
+    with consistent([folder]):
+        return _status(folder)
+
+
+def _status(folder: Path) -> Table:
     plan = Plan.read(folder / PLAN)
     now, kept = _written(folder / STATUS), _written(folder / KEPT)
     run = Folder(folder)

@@ -8,20 +8,24 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from coterie.errors import CoterieError, unknown
-from coterie.files import read_json, write_json
+from coterie.files import MOST, read_json, read_text, write_json
 from coterie.flower.checks import Limits
 from coterie.flower.job import Job, fresh_id
-from coterie.flower.policy import Policy
+from coterie.flower.policy import Gate, Policy
+from coterie.flower.wire import plain
 from coterie.options import build
 from coterie.registry import method, spelling
 from coterie.running.training import Training
+from coterie.trust import code
 
 PLAN = "plan.json"
 """The plan in the server's folder."""
-JOB = ("method", "model", "shape", "classes", "class_names", "outputs", "dtype", "head", "freeze", "train", "loss",
-       "scores")
-TABLES = ("training", "policy", "limits")
+JOB = ("method", "model", "shape", "classes", "class_names", "outputs", "dtype", "head", "adapter", "freeze",
+       "train", "loss", "scores")
+TABLES = ("training", "policy", "limits", "gate")
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Plan:
     jobs: tuple[Job, ...]
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
+    gate: Gate = field(default_factory=Gate)
     folder: str | None = None
     linger: float = 0.0
     """Seconds after the end in which sites that come late still get their models."""
@@ -46,7 +51,8 @@ class Plan:
             jobs = tuple(Job.of(job) for job in values.pop("jobs"))
             policy = build(Policy, values.pop("policy", {}), "policy")
             limits = build(Limits, values.pop("limits", {}), "limits")
-            return cls(jobs, policy, limits, **values)
+            gate = build(Gate, values.pop("gate", {}), "gate")
+            return cls(jobs, policy, limits, gate, **values)
         except (KeyError, TypeError, AttributeError) as reason:
             raise CoterieError(f"the plan {path} cannot be read ({reason}).") from reason
 
@@ -56,16 +62,16 @@ class Plan:
 
     @classmethod
     def configured(cls, path: Path, experiment: str | None = None) -> Plan:
-        """From a TOML file: method, model, shape, classes, and the tables [training], [policy] and [limits].
+        """From a TOML file: method, model, shape, classes, and the tables [training], [policy], [limits] and [gate].
 
         The folder is not decided here.
         """
         try:
-            values = tomllib.loads(path.read_text())
+            values = tomllib.loads(read_text(path, MOST))
         except OSError as reason:
             raise CoterieError(f"{path} cannot be read: {reason.strerror}.") from reason
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
-            raise CoterieError(f"{path} is not valid TOML: {reason}.") from reason
+        except (ValueError, RecursionError) as reason:
+            raise CoterieError(f"{path} is not valid TOML: {plain(reason)}.") from reason
         return cls._of(values, str(path), experiment)
 
     @classmethod
@@ -93,17 +99,25 @@ class Plan:
         if named and (len(set(named)) != len(named) or len(named) != classes):
             raise CoterieError(f"class_names in {where} names {len(set(named))} classes, and classes says {classes}.")
         given |= {"class_names": tuple(named)} if named else {}
-        given["method"] = spelling(method(str(given["method"])))
+        linger = values.get("linger", 0.0)
+        if not isinstance(linger, int | float) or isinstance(linger, bool) or not 0 <= linger <= 1e9:
+            raise CoterieError(f"linger in {where} is a number of seconds of at least 0, not {plain(linger)}.")
+        asked = str(given["method"])
+        given["method"] = asked if ".py:" in asked else spelling(method(asked))  # one in a file is refused below
+        with code.nothing():
+            training = build(Training, tables["training"], "training")
         job = Job(**{"experiment": experiment or fresh_id(), "model": "mlp", "outputs": classes or 1, **given,
-                     "shape": tuple(shape)}, training=build(Training, tables["training"], "training"))
-        job.factory()()
+                     "shape": tuple(shape)}, training=training)
+        with torch.device("meta"):  # what is wrong with the model is said now; no memory is taken for it
+            job.factory()()
         return cls((job,), build(Policy, tables["policy"], "policy"),
-                   build(Limits, tables["limits"], "limits"), linger=float(values.get("linger", 0.0)))
+                   build(Limits, tables["limits"], "limits"), build(Gate, tables["gate"], "gate"),
+                   linger=float(linger))
 
     def placed(self, folder: Path) -> Plan:
         """This plan in a folder: a new one is written there, or the experiment that is there goes on.
 
-        Policy and limits may change from one start to the next, the experiment may not.
+        Policy, limits and gate may change from one start to the next, the experiment may not.
         """
         path = folder / PLAN
         plan = replace(self, folder=str(folder))

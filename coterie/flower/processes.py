@@ -1,7 +1,9 @@
 """Flower's processes, started and supervised for an operator.
 
-On the server there is a SuperLink, which carries the messages, and inside it the server app of one run; on every site a
-SuperNode, which starts a client app for each message. What was measured with flwr 1.41, and is relied on here:
+On the server there is a SuperLink on loopback (`link`), which carries the messages, before it the front that the world
+reaches (`gate`), and the server app of one run; on every site a SuperNode, and a client app for each message. Apps are
+processes of our own (`executor`): the code of a run's bundle is never executed, on either side. What was measured with
+flwr 1.41, and is relied on here:
 
 - A SuperLink without a database file forgets registered keys and runs when it ends. The SuperNodes are then answered
   401 and end with exit status 0. With `--database` keys, node ids and runs survive, and the SuperNodes come back by
@@ -9,21 +11,21 @@ SuperNode, which starts a client app for each message. What was measured with fl
   that was once unregistered can never be registered again there. So no database is used: after each start all keys
   are registered anew (`SuperLink.admit`) and the run is submitted anew (`operate`); the server app goes on from its own
   checkpoint, and the supervised sites come back. Node ids are new after that, names are not.
-- A killed server app: its run is marked as failed ("no heartbeat") within about a minute.
 - A SuperNode ended by SIGTERM may come back at once. After SIGKILL its key is refused for up to 60 s: it ends with exit
   status 1 and "Exit Code: 305" in its log. An unknown key reads the same. `supervise` tries again until it is let in.
 - A SuperNode whose CA did not sign the server's certificate ends likewise; `supervise` finds out before it starts one.
-- `flwr ... --format json` exits with 0 on failure too; the answer's "success" counts.
-- The tools find each other by PATH, and SuperLink and SuperNode end their helper processes when they are killed. The
-  app of a message that was being answered outlives them, waiting for ever; `sweep` ends it.
+- A SuperNode tries again when it is answered 502, 503 or 504, and when a connection breaks.
+- An app whose SuperNode or SuperLink ended waits for ever; `sweep` ends it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import ipaddress
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -33,20 +35,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, tell, visible
 from coterie.files import write_json
-from coterie.flower import missing
+from coterie.flower import executor, missing
+from coterie.flower.calls import OPENING, Control, Tasks, opening
+from coterie.flower.executor import Order
+from coterie.flower.gate import Entrance, Front, known_keys
 from coterie.flower.keys import WARN_DAYS, ClientKeys, ServerKeys, certificate, names_of
+from coterie.flower.policy import Gate
 
-CONNECTION = "coterie"
 NODES = "nodes.json"
+SECRET = "secret"
 SERVER_APP = "coterie.flower.server:app"
 CLIENT_APP = "coterie.flower.client:app"
 
@@ -61,12 +65,12 @@ _WILD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 def say(line: str) -> None:
     """One line with the time, on standard error."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+    tell(f"{time.strftime('%H:%M:%S')} {visible(line)}", stderr=True)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a SuperLink listens."""
+    """Where something listens."""
 
     host: str
     port: int
@@ -81,6 +85,14 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether nobody but this machine reaches it."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     @property
     def near(self) -> Address:
@@ -111,19 +123,24 @@ def environment(home: Path, variables: Mapping[str, str] | None = None) -> dict[
 
 
 class Process:
-    """A command whose output goes to a log file. It gets no ctrl-C of the terminal: whoever started it ends it.
+    """A command whose output goes to a log file, with `told` on its standard input.
+
+    It gets no ctrl-C of the terminal: whoever started it ends it.
 
     On Linux it is also sent SIGTERM when the thread that started it ends, so that a killed supervisor leaves nothing.
     """
 
-    def __init__(self, command: list[str], log: Path, variables: Mapping[str, str]) -> None:
+    def __init__(self, command: list[str], log: Path, variables: Mapping[str, str], told: str = "") -> None:
         self.log = log
         self._started_at = self._read = log.stat().st_size if log.exists() else 0
         with open(log, "ab") as file:
             self._process = subprocess.Popen(
-                command, env=dict(variables), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=_end_with_parent,
+                command, env=dict(variables), stdin=subprocess.PIPE if told else subprocess.DEVNULL, stdout=file,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
             )
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError), self._process.stdin as line:
+                line.write(told.encode())
 
     @property
     def pid(self) -> int:
@@ -223,22 +240,33 @@ def probe(address: Address, ca: Path | None, timeout: float = 5) -> str | None:
 
 
 class SuperLink:
-    """A SuperLink and what is asked of it. With keys: TLS, and only nodes whose keys are registered. Use `with`.
+    """A SuperLink on loopback, and the front at `address`. With keys: TLS, and only nodes of these keys. Use `with`.
 
     `home` holds its log, `nodes.json` (node id -> client name, as registered), and a folder for Flower's own files.
+    `body` is the largest answer of a site in bytes.
     """
 
     def __init__(
         self, keys: ServerKeys | None, address: Address, home: Path, variables: Mapping[str, str] | None = None,
-        say: Say = say,
+        say: Say = say, gate: Gate | None = None, body: int = 1 << 30,
     ) -> None:
         self.keys, self.address, self.home, self.say = keys, address, home, say
+        self._gate, self._body = gate if gate is not None else Gate(), body
+        self._ca = keys.ca if keys is not None else None
         self._variables = environment(home / "flwr", variables)
         self._process: Process | None = None
+        self._entrance: Entrance | None = None
+        self._inner = address  # until it is started
+        self._secret = b""
         self._checked()
 
     def _checked(self) -> None:
         if self.keys is None:
+            if not self.address.loopback:
+                raise CoterieError(
+                    f"without keys a server listens on loopback alone, and {self.address} can be reached by others; "
+                    "use --listen 127.0.0.1:PORT, or make keys with `coterie keys`."
+                )
             self.say("warning: without keys nothing is encrypted and any node takes part; for tests on loopback only")
             return
         names = names_of(certificate(self.keys.certificate))
@@ -265,34 +293,43 @@ class SuperLink:
         return self._process.pid if self._process is not None else None
 
     def start(self, timeout: float = 60) -> None:
-        """Start it and wait until it answers."""
-        command = [tool("flower-superlink"), "--host", self.address.host, "--port", str(self.address.port),
-                   "--disable-runtime-dependency-installation"]
-        connection = {"address": str(self.address.near)}
+        """Start it and wait until it answers; then the front lets sites through to it."""
+        if self._entrance is None:
+            self._entrance = self._front()
+        flower = self.home / "flwr"
+        flower.mkdir(parents=True, exist_ok=True)
+        self._inner = Address("127.0.0.1", _free_port())
+        self._secret = _fresh_secret(flower)
+        command = [sys.executable, "-P", "-m", "coterie.flower.link", "--host", self._inner.host,
+                   "--port", str(self._inner.port), "--isolation", "process",
+                   "--superexec-auth-secret-file", str(flower / SECRET), "--disable-runtime-dependency-installation"]
         if self.keys is None:
             command.append("--insecure")
-            settings = f"{_toml(connection)}insecure = true\n"
         else:
             command += ["--ssl-ca-certfile", str(self.keys.ca), "--ssl-certfile", str(self.keys.certificate),
                         "--ssl-keyfile", str(self.keys.key), "--enable-supernode-auth"]
-            settings = _toml({**connection, "root-certificates": str(self.keys.ca.resolve())})
-        _free(self.address)
-        flower = self.home / "flwr"
-        flower.mkdir(parents=True, exist_ok=True)
-        (flower / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{settings}'
-        )
         self._process = Process(command, self.home / "superlink.log", self._variables)
         end = time.monotonic() + timeout
-        while (reason := probe(self.address.near, self.keys.ca if self.keys is not None else None)) is not None:
+        while (reason := probe(self._inner, self._ca)) is not None:
             if not self.alive or time.monotonic() > end:
                 self.stop()
                 raise CoterieError(f"the SuperLink did not start ({reason}); see {self.home / 'superlink.log'}.")
             time.sleep(0.2)
-        self.say(f"the SuperLink listens on {self.address}" + ("" if self.keys is None else ", with TLS and node keys"))
+        scheme = "http" if self.keys is None else "https"
+        self._entrance.open(f"{scheme}://{self._inner}", [(OPENING.encode(), opening(self._secret).encode())])
+        self.say(f"the server listens on {self.address}" + ("" if self.keys is None else ", with TLS and node keys"))
+
+    def _front(self) -> Entrance:
+        known = None if self.keys is None else known_keys(self.keys.nodes)
+        own = None if self.keys is None else (self.keys.certificate, self.keys.key)
+        return Entrance(self.address.host, self.address.port, lambda: Front(self._gate, self._body, known, self._ca),
+                        self._gate, own, self.say)
 
     def stop(self) -> None:
-        """End it and the server app in it."""
+        """End it, the front and the server app."""
+        if self._entrance is not None:
+            self._entrance.close()
+            self._entrance = None
         if self._process is not None:
             self._process.stop()
             sweep(self.home / "flwr")
@@ -301,83 +338,63 @@ class SuperLink:
         """Register every public key of the server's folder; node id -> client name, also written to `nodes.json`."""
         known: dict[str, str] = {}
         if self.keys is not None:
-            with ThreadPoolExecutor(4) as pool:
-                answers = pool.map(lambda entry: self._register(*entry), self.keys.nodes.items())
-                known = dict(zip(answers, self.keys.nodes))
+            with self._control() as control:
+                known = {control.register(name, path): name for name, path in self.keys.nodes.items()}
             self.say(f"registered {len(known)} client keys: {', '.join(self.keys.nodes) or 'none'}")
         write_json(self.home / NODES, known)
         return known
 
-    def _register(self, name: str, path: Path) -> str:
-        return str(self.ask("supernode", "register", str(path), CONNECTION, "--name", name)["node-id"])
+    def run(self, config: Mapping[str, Setting], app: str = SERVER_APP) -> str:
+        """Submit a run and do it here, by an installed app with these settings; its log is passed on.
 
-    def submit(
-        self, config: Mapping[str, Setting], server_app: str = SERVER_APP, client_app: str = CLIENT_APP
-    ) -> str:
-        """Submit a run whose apps are found in installed packages; its id. The configuration goes to every node."""
-        app = self.home / "app"
-        app.mkdir(parents=True, exist_ok=True)
-        (app / "pyproject.toml").write_text(
-            _toml({"name": "coterie-run", "version": "1.0.0", "description": "a coterie run"}, "project")
-            + 'license = "Apache-2.0"\n\n' + _toml({"publisher": "coterie"}, "tool.flwr.app")
-            + "\n" + _toml({"serverapp": server_app, "clientapp": client_app}, "tool.flwr.app.components")
-            + "\n" + _toml(config, "tool.flwr.app.config")
-        )
-        run = str(self.ask("run", str(app), CONNECTION)["run-id"])
-        self.say(f"submitted run {run}")
-        return run
-
-    def status(self, run: str) -> str:
-        """`pending`, `starting`, `running`, `finished:completed`, `finished:failed` or `finished:stopped`."""
-        for found in self.ask("list", CONNECTION)["runs"]:
-            if str(found["run-id"]) == run:
-                return str(found["status"])
-        return "unknown"
-
-    def watch(self, run: str) -> str:
-        """Pass on the server app's log until the run ends; its status, or `gone` when the SuperLink ended."""
-        while self.alive:
-            command = [tool("flwr"), "log", run, CONNECTION, "--stream"]
-            stream = Process(command, self.home / "run.log", self._variables)
+        The run's status at its end, or `gone` when the SuperLink ended.
+        """
+        with self._control() as control, Tasks(str(self._inner), self._ca, self._secret) as tasks:
+            run = control.submit()
+            self.say(f"submitted run {run}")
+            ca = None if self._ca is None else str(self._ca.resolve())
+            order = Order("server", app, str(self._inner), self._token(tasks, run), ca, dict(config))
+            worker = Process(executor.command(), self.home / "run.log", self._variables, order.text())
             try:
-                while stream.alive and self.alive:
+                while worker.alive and self.alive:
                     time.sleep(0.2)
-                    self._pass_on(stream)
+                    self._pass_on(worker)
             finally:
-                stream.stop()
-            self._pass_on(stream)
-            try:
-                status = self.status(run) if self.alive else "gone"
-            except CoterieError:
-                continue
-            if status.startswith("finished") or status in ("gone", "unknown"):
-                return status
-            time.sleep(2)
-        return "gone"
+                worker.stop()
+            self._pass_on(worker)
+            if not self.alive:
+                return "gone"
+            status = control.status(run)
+            if not status.startswith("finished"):  # it was killed
+                control.stop(run)
+                return "finished:failed"
+            return status
 
-    def _pass_on(self, stream: Process) -> None:
-        for line in stream.lines():
+    def _token(self, tasks: Tasks, run: int) -> str:
+        """The token of this run's task. Another run's, whoever submitted it, is refused and never done."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end and self.alive:
+            found = tasks.acquire("server")
+            if found is None:
+                time.sleep(0.1)
+            elif found[0] == run:
+                return found[1]
+            else:
+                self.say(f"warning: somebody else submitted run {found[0]}; it was refused")
+                tasks.refuse(found[1], "not submitted by this server")
+        raise CoterieError(f"the SuperLink does not give out run {run}; see {self.home / 'superlink.log'}.")
+
+    def _control(self) -> Control:
+        return Control(str(self._inner), self._ca, self._secret)
+
+    def _pass_on(self, worker: Process) -> None:
+        for line in worker.lines():
             if line.strip():
                 self.say(line.rstrip())
 
-    def ask(self, *words: str) -> dict[str, Any]:
-        """One `flwr` command, its answer as a dict; a refusal is a CoterieError with Flower's own words."""
-        command = [tool("flwr"), *words, "--format", "json"]
-        done = subprocess.run(command, env=self._variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              start_new_session=True)
-        try:
-            answer = json.loads(done.stdout[done.stdout.index("{"):])
-        except ValueError:
-            answer = {"error-message": done.stderr or done.stdout or f"exit status {done.returncode}"}
-        if not answer.get("success"):
-            words_of_it = " ".join(_COLOUR.sub("", str(answer.get("error-message", ""))).split())[-400:]
-            raise CoterieError(f"`flwr {' '.join(words[:2])}` failed: {words_of_it}")
-        return dict(answer)
-
 
 def operate(
-    link: SuperLink, config: Mapping[str, Setting], server_app: str = SERVER_APP, client_app: str = CLIENT_APP,
-    tries: int = 3, quick: float = 120,
+    link: SuperLink, config: Mapping[str, Setting], app: str = SERVER_APP, tries: int = 3, quick: float = 120,
 ) -> None:
     """Run the server app to its end. When it or the SuperLink is killed, both are restored and the app resumes.
 
@@ -389,12 +406,15 @@ def operate(
         if not link.alive:
             link.start()
             link.admit()
-        status = link.watch(link.submit(config, server_app, client_app))
+        try:
+            status = link.run(config, app)
+        except CoterieError:
+            if link.alive:
+                raise
+            status = "gone"
         if status == "finished:completed":
             link.say("the run is complete")
             return
-        if status == "finished:stopped":
-            raise CoterieError("the run was stopped by a Flower command.")
         failures = failures + 1 if time.monotonic() - began < quick else 1
         what = "the SuperLink ended" if status == "gone" else f"the server app ended ({status})"
         if failures >= tries:
@@ -409,9 +429,9 @@ def operate(
 def supervise(
     keys: ClientKeys | None, address: Address, home: Path, config: Mapping[str, Setting] | None = None,
     variables: Mapping[str, str] | None = None, stop: threading.Event | None = None, patience: float | None = None,
-    say: Say = say, longest: float = 10,
+    say: Say = say, longest: float = 10, app: str = CLIENT_APP,
 ) -> None:
-    """Keep a SuperNode running until `stop` is set or ctrl-C.
+    """Keep a SuperNode running until `stop` is set or ctrl-C; its messages are answered by `app`, as installed here.
 
     A SuperNode that ends is started again after 1, 2, 4, ... at most `longest` seconds; being let in resets that. With
     `patience`, being out of the federation for so many seconds is a CoterieError. A server that the CA does not
@@ -421,6 +441,8 @@ def supervise(
     home.mkdir(parents=True, exist_ok=True)
     name = keys.name if keys is not None else "this site"
     if keys is None:
+        if not address.loopback:
+            raise CoterieError(f"without keys a site connects to loopback alone, not to {address}.")
         say("warning: without keys nothing is encrypted and nobody knows who is who; for tests on loopback only")
     node: Process | None = None
     joined, delay, last = False, 1.0, ""
@@ -429,13 +451,21 @@ def supervise(
         while not stop.is_set():
             reason = _reach(address, keys, joined)
             if reason is None:
-                told = False
-                node = Process(_node_command(keys, address, config or {}), home / "supernode.log",
-                               environment(home / "flwr", variables))
-                while node.alive and not stop.wait(0.2):
-                    if not told and _LET_IN in node.said():
-                        say(f"{name} is connected to {address}")
-                        told, joined, delay, last = True, True, 1.0, ""
+                told, inner = False, Address("127.0.0.1", _free_port())
+                around = environment(home / "flwr", variables)
+                secret = _fresh_secret(home / "flwr")
+                node = Process(_node_command(keys, address, inner, home / "flwr" / SECRET, config or {}),
+                               home / "supernode.log", around)
+                with Tasks(str(inner), None, secret) as tasks:
+                    workers: list[Process] = []
+                    while node.alive and not stop.wait(0.1):
+                        if not told and _LET_IN in node.said():
+                            say(f"{name} is connected to {address}")
+                            told, joined, delay, last = True, True, 1.0, ""
+                        if told and (found := tasks.acquire("client")) is not None:
+                            order = Order("client", app, str(inner), found[1])
+                            workers = [*(one for one in workers if one.alive),
+                                       Process(executor.command(), home / "app.log", around, order.text())]
                 if stop.is_set():
                     break
                 sweep(home / "flwr")
@@ -464,11 +494,12 @@ def _reach(address: Address, keys: ClientKeys | None, joined: bool) -> str | Non
         return str(reason).removesuffix(".")
 
 
-def _node_command(keys: ClientKeys | None, address: Address, config: Mapping[str, Setting]) -> list[str]:
-    with socket.socket() as free:  # the port on which the node's own client apps reach it
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [tool("flower-supernode"), "--superlink", str(address), "--host", "127.0.0.1", "--port", str(port)]
+def _node_command(
+    keys: ClientKeys | None, address: Address, inner: Address, secret: Path, config: Mapping[str, Setting]
+) -> list[str]:
+    """A SuperNode that gives its tasks, at `inner`, to whoever has the secret, and executes nothing itself."""
+    command = [tool("flower-supernode"), "--superlink", str(address), "--host", inner.host, "--port", str(inner.port),
+               "--isolation", "process", "--superexec-auth-secret-file", str(secret)]
     if keys is None:
         command.append("--insecure")
     else:
@@ -494,15 +525,20 @@ def _why(node: Process, home: Path) -> str:
 # -- small things -----------------------------------------------------------------------------------------------------
 
 
-def _free(address: Address) -> None:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((address.host, address.port))
-        except OSError as reason:
-            cause = (reason.strerror or str(reason)).lower()
-            raise CoterieError(f"cannot listen on {address}: {cause}.") from reason
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _fresh_secret(folder: Path) -> bytes:
+    """A new secret in `folder`, for this user's eyes only: whoever has it is given tasks to do."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / SECRET).unlink(missing_ok=True)
+    made = secrets.token_hex(32).encode()
+    with open(os.open(folder / SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(made)
+    return made
 
 
 def _value(value: Setting) -> str:
@@ -510,8 +546,3 @@ def _value(value: Setting) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-
-
-def _toml(values: Mapping[str, Setting], table: str = "") -> str:
-    head = f"[{table}]\n" if table else ""
-    return head + "".join(f"{key} = {_value(value)}\n" for key, value in values.items())

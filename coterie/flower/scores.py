@@ -17,17 +17,22 @@ from torch import Tensor
 from coterie.contract.cohort import ALWAYS, BOUND
 from coterie.contract.metric import Tally, sums_of
 from coterie.contract.net import Task
+from coterie.contract.sent import MOST
 from coterie.errors import CoterieError
 from coterie.evaluation import measures
 from coterie.evaluation.measures import Measures
 from coterie.evaluation.score import Array, Evaluation, Scores
 from coterie.evaluation.stages import SEEN
+from coterie.flower.checks import COUNTABLE
+from coterie.flower.wire import Failure, plain, rejected
 from coterie.metrics.confusion import ByLabelAndAnswer
 from coterie.running.clients import Measured
 from coterie.running.confusion import CONFUSION, MOST_CELLS
 
 Told = Mapping[str, Any]
 """samples, validated, and for each stage: steps, test and val with their metrics, null where there is no number."""
+ROUNDING = 1e-6
+"""What a metric may be beyond its bounds: it is computed in floating point."""
 Sums = dict[str, Tensor]
 """By `tally.sum`, as `contract.metric` names them."""
 
@@ -68,65 +73,118 @@ def sums_told(found: Mapping[str, Measured], sums: Sequence[Tally]) -> dict[str,
 
 
 def _number(value: Any) -> Any:
-    """A number, or null where there is none; of each class a list of such."""
-    return [_number(v) for v in value] if isinstance(value, list) else None if math.isnan(value) else value
+    """A number, or null where there is none; of each class a list of such. One that diverged is MOST."""
+    if isinstance(value, list):
+        return [_number(v) for v in value]
+    return None if math.isnan(value) else max(-MOST, min(MOST, value))
 
 
 class Listener:
     """What the server expects sites to tell: it refuses the rest with a sentence, and makes evaluations of it."""
 
-    def __init__(self, chosen: Measures, task: Task, targets: Sequence[int], names: Sequence[str], full: bool) -> None:
+    def __init__(
+        self, chosen: Measures, task: Task, targets: Sequence[int], names: Sequence[str], full: bool,
+        most_samples: int = COUNTABLE,
+    ) -> None:
         """`names` are the classes'; with `full` scores sites tell the sums as well."""
-        self.measures, self.classes = chosen, tuple(names)
+        self.measures, self.classes, self.most_samples = chosen, tuple(names), most_samples
         always = [name for name in ALWAYS if task.classes or name == "loss"]
         metrics = {metric.label: len(names) if metric.by_class else 0 for metric in chosen.further}
         self.values = {**dict.fromkeys(always, 0), **metrics}  # by name, how many classes it has a number of
         self.bounds = {f"{metric.label}{BOUND}": 0 for metric in chosen.further if metric.binned}
+        self.ranges = {"loss": (0.0, MOST), "accuracy": (0.0, 1.0), **dict.fromkeys(self.bounds, (0.0, MOST))}
+        for metric in chosen.further:
+            least, most = metric.values
+            self.ranges[metric.label] = (max(least - ROUNDING, -MOST), min(most + ROUNDING, MOST))
         tallies = kept(chosen, task.classes) if full else ()
         self.shapes = measures.shapes(tallies, task, targets) if tallies else {}
+        self.adding = measures.adding(tallies, task, targets) if tallies else {}
 
-    def check(self, scores: Any, sums: Any = None) -> None:
-        """Raise unless this is what one site has to tell."""
+    def wrong(self, scores: Any, sums: Any = None) -> Failure | None:
+        """What is wrong with what one site tells, if anything is."""
+        try:
+            self._check(scores, sums)
+            self.evaluation(0, "", {0: scores}, {0: sums})
+            self.pooled({0: sums})
+        except _WrongError as wrong:
+            return rejected(wrong.field, str(wrong))
+        except Exception as reason:  # no site may end the run by what it tells
+            return rejected("scores", f"the scores cannot be used ({type(reason).__name__}: {reason}).")
+        return None
+
+    def _check(self, scores: Any, sums: Any) -> None:
         if not isinstance(scores, Mapping) or not _count(scores.get("samples")):
-            raise CoterieError("the scores do not say on how many samples they were taken.")
+            raise _WrongError("scores.samples", "the scores do not say on how many samples they were taken.")
+        if scores["samples"] > self.most_samples:
+            raise _WrongError("scores.samples", f"the scores were taken on {scores['samples']} samples, more than the "
+                                                f"{self.most_samples} that a site may claim.")
         if not isinstance(scores.get("validated"), bool):
-            raise CoterieError("the scores do not say whether there are validation data.")
+            raise _WrongError("scores.validated", "the scores do not say whether there are validation data.")
+        _only(scores, ("samples", "validated", *SEEN), "scores")
         for stage in SEEN:
             found = scores.get(stage)
             if not isinstance(found, Mapping) or not _count(found.get("steps")):
-                raise CoterieError(f"the scores of the stage {stage} are missing or have no steps.")
+                raise _WrongError(f"scores.{stage}", f"the scores of the stage {stage} are missing or have no steps.")
+            _only(found, ("steps", "test", "val"), f"scores.{stage}")
             for split, wanted in (("test", {**self.values, **self.bounds}), ("val", self.values)):
-                self._check_values(found.get(split), wanted, f"{stage}, {split}")
-            if self.shapes:
-                self.sums(sums, stage)
+                self._check_values(found.get(split), wanted, stage, split)
+        if self.shapes:
+            _only(sums, SEEN, "sums")
+            for stage in SEEN:
+                self._add_up(self.sums(sums, stage), scores["samples"], stage)
 
-    def _check_values(self, values: Any, wanted: Mapping[str, int], where: str) -> None:
+    def _check_values(self, values: Any, wanted: Mapping[str, int], stage: str, split: str) -> None:
+        where = f"scores.{stage}.{split}"
         if not isinstance(values, Mapping) or values.keys() != wanted.keys():
-            said = sorted(values) if isinstance(values, Mapping) else values
-            raise CoterieError(f"the metrics of {where} must be {sorted(wanted)}, not {said}.")
+            said = plain(sorted(values) if isinstance(values, Mapping) else values, 100)
+            raise _WrongError(where, f"the metrics of {stage}, {split} must be {sorted(wanted)}, not {said}.")
         for name, size in wanted.items():
             several = values[name] if size else [values[name]]
             right = isinstance(several, list) and len(several) == max(size, 1)
-            if not right or not all(v is None or _real(v) for v in several):
+            least, most = self.ranges[name]
+            if not right or not all(v is None or (_real(v) and least <= v <= most) for v in several):
                 what = f"{size} numbers or nulls" if size else "a number or null"
-                raise CoterieError(f"{name} of {where} must be {what}, not {values[name]!r}.")
+                said = f"from {least:g} to {most:g}, not {plain(repr(values[name]), 60)}"
+                raise _WrongError(f"{where}.{name}", f"{name} of {stage}, {split} must be {what} {said}.")
+
+    def _add_up(self, found: Sums, samples: int, stage: str) -> None:
+        """Raise unless what counts samples counts as many as the site has, and the metrics can have such values.
+
+        Among all sites' sums each so weighs as many samples as it says it has.
+        """
+        for name, (how, each) in self.adding.items():
+            t, most = found[name], each * samples
+            counted = float(t.abs().sum())
+            if how != "signed" and bool(((t < 0) | (t != t.round())).any()):
+                raise _WrongError(f"sums.{stage}.{name}", f"the values in the sum {name} of {stage} are no counts.")
+            if counted > most + ROUNDING * samples or (how == "all" and counted != most):
+                said = f"samples make {'' if how == 'all' else 'at most '}{most:g}"
+                raise _WrongError(f"sums.{stage}.{name}", f"the sum {name} of {stage} counts {counted:g}, and "
+                                                          f"{samples} {said}.")
+        for label, values in self._values([found]).items():
+            least, most = self.ranges[label]
+            for value in values if isinstance(values, list) else [values]:
+                if value is not None and not least <= value <= most:
+                    raise _WrongError(f"sums.{stage}", f"by the sums of {stage}, {label} is {value:g}, not from "
+                                                       f"{least:g} to {most:g}.")
 
     def sums(self, said: Any, stage: str) -> Sums:
         """One site's sums of a stage."""
         named = said.get(stage) if isinstance(said, Mapping) else None
         if not isinstance(named, Mapping) or named.keys() != self.shapes.keys():
-            raise CoterieError(f"the sums of {stage} must be {sorted(self.shapes)}.")
+            raise _WrongError(f"sums.{stage}", f"the sums of {stage} must be {sorted(self.shapes)}.")
         found: Sums = {}
         for name, shape in self.shapes.items():
-            flat = torch.zeros(math.prod(shape), dtype=torch.float64)
-            try:
-                places, values = named[name]["places"], named[name]["values"]
-                sound = all(_real(value) and (name != CONFUSION or value >= 0) for value in values)
-                if not sound or not all(_count(place) for place in places):
-                    raise ValueError("these are no counts" if name == CONFUSION else "these are no numbers")
-                flat[torch.tensor(places, dtype=torch.int64)] = torch.tensor(values, dtype=torch.float64)
-            except (LookupError, TypeError, ValueError, RuntimeError) as reason:
-                raise CoterieError(f"the sum {name} of {stage} is no list of places and values ({reason}).") from reason
+            field, size = f"sums.{stage}.{name}", math.prod(shape)
+            _only(named[name], ("places", "values"), field)
+            places, values = named[name]["places"], named[name]["values"]
+            lists = isinstance(places, list) and isinstance(values, list) and len(places) == len(values) <= size
+            if not lists or not all(_count(place) and place < size for place in places):
+                raise _WrongError(field, f"the sum {name} of {stage} is no list of places and values.")
+            if not all(map(_real, values)):
+                raise _WrongError(field, f"the values in the sum {name} of {stage} are no numbers.")
+            flat = torch.zeros(size, dtype=torch.float64)
+            flat[torch.tensor(places, dtype=torch.int64)] = torch.tensor(values, dtype=torch.float64)
             found[name] = flat.view(shape)
         return found
 
@@ -161,17 +219,34 @@ class Listener:
         """Every metric on all sites' test samples as if they were one client's, by stage, from the sums they told."""
         found: dict[str, dict[str, Any]] = {}
         for stage in SEEN if self.shapes and sums else ():
-            each = [self.sums(said, stage) for said in sums.values()]
-            total = {name: torch.stack([one[name] for one in each]).sum(0) for name in self.shapes}
-            values = {metric.label: metric.value(sums_of(metric, total)) for metric in self.measures.further}
-            found[stage] = {label: _number(value.tolist()) for label, value in values.items()}
+            found[stage] = self._values([self.sums(said, stage) for said in sums.values()])
         return found
+
+    def _values(self, each: Sequence[Sums]) -> dict[str, Any]:
+        """Every metric on the samples that these sums are of, together."""
+        total = {name: torch.stack([one[name] for one in each]).sum(0) for name in self.shapes}
+        values = {metric.label: metric.value(sums_of(metric, total)) for metric in self.measures.further}
+        return {label: _number(value.tolist()) for label, value in values.items()}
+
+
+class _WrongError(CoterieError):
+    """What is wrong with scores, and in which field."""
+
+    def __init__(self, field: str, said: str) -> None:
+        super().__init__(said)
+        self.field = field
+
+
+def _only(told: Any, known: Sequence[str], where: str) -> None:
+    """Raise unless these fields, and no others, are told."""
+    if not isinstance(told, Mapping) or told.keys() != set(known):
+        said = sorted(map(str, told)) if isinstance(told, Mapping) else told
+        raise _WrongError(where, f"the {where} hold {', '.join(known)}, not {plain(said, 100)}.")
 
 
 def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNTABLE
 
 
 def _real(value: Any) -> bool:
-    """A number; a model that diverged has an infinite loss, which is one too."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST

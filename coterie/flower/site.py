@@ -1,13 +1,25 @@
 """A site: one client with its own data and a home folder, answering the server's tasks with the method's functions.
 
+    <home>/accepted                           what its operator has approved (`coterie.flower.consent`)
+    <home>/sent.jsonl                         everything that left the site, errors too: numbers in full, of tensors
+                                              name and shape; written before it leaves
+    <home>/site.log                           what the operator is told, and the whole text of errors
     <home>/<experiment>/job.json              the experiment as first met; a message that says otherwise is refused
+    <home>/<experiment>/forms.json            what its tasks carry (`coterie.flower.forms`)
+    <home>/<experiment>/answered.json         how many payloads it has answered, and a fingerprint of the last
     <home>/<experiment>/state.safetensors     the client's own state, before and after the last round it trained in
+    <home>/<experiment>/former.safetensors    that file before it was last replaced (`coterie.flower.own_state`)
     <home>/<experiment>/chosen-12.safetensors the client's own state as it was scored after round 12
     <home>/<experiment>/model.safetensors     the model the site uses, tensor by tensor, once the server sent for it
     <home>/<experiment>/model.json            method, round, scores and layout of that model
     <home>/<experiment>/last.*                the same of the last round, where another one was chosen
     <home>/<experiment>/introduced.json       when it introduced itself, and the training steps that took
-    <home>/<experiment>/sent.jsonl            everything that left the site: numbers in full, of tensors name and shape
+
+The server is not trusted. A task is answered only if its experiment is approved, asks for no more than the site's
+limits, and carries what the method's own server would send; otherwise it is refused in a sentence, and nothing is
+read, built, trained or kept. It answers about as many payloads of an experiment as that has rounds, whatever rounds the
+server says they are of, and counts them on the disk. Sentences that leave the site are made from the task alone. Of any
+other error the type leaves and a reference number, under which `site.log` has the text: it may quote the data.
 
 The server says which round of this site it merged last. What was trained and not merged is taken back, so that server
 and site never disagree, and a task that arrives twice gives the same answer twice.
@@ -19,9 +31,11 @@ and of the one it has scored since, until it knows which is better; at the end i
 from __future__ import annotations
 
 import json
+import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +52,12 @@ from coterie.errors import CoterieError
 from coterie.evaluation.stages import SERVED
 from coterie.files import read_json, write_json
 from coterie.flower import wire
-from coterie.flower.job import Job, checked_name
+from coterie.flower.consent import Consent, SiteLimits
+from coterie.flower.forms import Form, rehearsed
+from coterie.flower.job import AnnouncedJob, Job, checked_name
+from coterie.flower.own_state import KeptState, StateFiles, require_finite
 from coterie.flower.scores import kept, sums_told, told
+from coterie.flower.task import KINDS, Refusal, TaskHeader, patience, refusing
 from coterie.flower.wire import Parcel
 from coterie.running import checkpoint
 from coterie.running.chosen import CHOSEN, LAST, HandedOut
@@ -53,20 +71,24 @@ JOINED = -1
 """The round of a state that has not been trained yet."""
 MODEL, LAST_MODEL = "model.safetensors", "last.safetensors"
 """The model that a site uses, and that of the last round where another one was chosen."""
-DO = ("join", "score", "local", "deploy")
-"""What a task of kind `round` may ask for; all of it is done with the one payload it carries."""
+SENT, LOG, JOB, FORMS, ANSWERED = "sent.jsonl", "site.log", "job.json", "forms.json", "answered.json"
+LONGEST = 1000
+"""Characters of a sentence that leaves the site."""
+LONGEST_LOGGED = 20_000
+"""Characters of one entry of the site's log."""
 
 Data = Federation | Callable[[Job], Federation]
 
 
 def site_at(
     name: str, data: str | Path, home: str | Path, device: str = "auto", val: float = 0.1, test: float = 0.25,
-    seed: int = 0,
+    seed: int = 0, accept: str | Iterable[str] = (), limit: str = "",
 ) -> Site:
     """The site `name` with the samples of a file, which is spelled as for --data.
 
     A share of them is held back for validation and for testing; a split that the data bring is kept. Labels are found
-    among the job's classes by their names or numbers: a site may hold some of them only.
+    among the job's classes by their names or numbers: a site may hold some of them only. `accept` are digests of
+    approved experiments beside those in the home, or `any`; `limit` is what --limit says, `epochs=20,rounds=100`.
     """
     checked_name("a site", name)
 
@@ -79,15 +101,24 @@ def site_at(
             unit=unit_of(source.encoding),
         )
 
-    return Site(name, read, Path(home), device)
+    return Site(name, read, Path(home), device, accept, SiteLimits.of(limit))
 
 
 class Site:
     """One client. `answer` takes a message's parcels and gives as many back; a parcel that fails spoils no other."""
 
-    def __init__(self, name: str, data: Data, home: Path, device: str = "auto") -> None:
-        """`data` are those of one client, or read them for a job. `device` is the site's own choice."""
+    def __init__(
+        self, name: str, data: Data, home: Path, device: str = "auto", accept: str | Iterable[str] = (),
+        limits: SiteLimits | None = None,
+    ) -> None:
+        """`data` are those of one client, or read them for a job. `device` is the site's own choice.
+
+        `accept` approves experiments by their digests, beside those that the home's file `accepted` lists; `any` all.
+        """
         self.name, self.home, self.device = checked_name("a site", name), Path(home), device
+        self.consent, self.limits = Consent(self.home, accept), limits if limits is not None else SiteLimits()
+        self.error: Exception | None = None
+        """The last error whose text did not leave the site."""
         self._data = data
         self._desks: dict[str, _Enrolment] = {}
 
@@ -95,26 +126,76 @@ class Site:
         return [self._answer(parcel) for parcel in parcels]
 
     def _answer(self, parcel: Parcel) -> Parcel:
+        meta = parcel.meta
         try:
-            wire.check_protocol(parcel.meta)
-            if parcel.meta.get("kind") == "present":
-                return wire.answer(parcel.meta, self.name)
-            desk = self._desk(parcel.meta)
-            answer = desk.answer(parcel)
-            desk.note(answer)
-            return answer
-        except CoterieError as reason:
-            return wire.answer(parcel.meta, self.name, error=str(reason), cause="refused")
-        except Exception as reason:  # whatever goes wrong in a method, the server learns it in one line
-            return wire.answer(parcel.meta, self.name, error=f"{type(reason).__name__}: {reason}", cause="failed")
+            with refusing():
+                wire.check_protocol(meta)
+            if meta.get("kind") == "present":
+                return self.sent(wire.answer(_echoed(meta), self.name))
+            task = TaskHeader.of(meta)
+            desk = self._desk(task)
+            answer = desk.answer(task, parcel.tensors)
+            self._desks[task.experiment] = desk
+            return self.sent(answer)
+        except Exception as reason:  # whatever goes wrong, the server gets an answer and the site goes on
+            return self.failed(meta, reason)
 
-    def _desk(self, meta: Mapping[str, Any]) -> _Enrolment:
-        job = Job.of(meta.get("job") or {})
+    def patience(self, parcels: Sequence[Parcel]) -> float:
+        """Seconds that a message may take: the longest that the server waits for, within the site's own limit."""
+        return min(self.limits.seconds, patience([parcel.meta for parcel in parcels]))
+
+    def _desk(self, task: TaskHeader) -> _Enrolment:
+        """What the site holds of the task's experiment, if its operator has approved it and it keeps to the limits."""
+        try:
+            with refusing():
+                announced = AnnouncedJob.of(task.job)
+                wire.check_same("experiment", task.experiment, announced.experiment, _APART)
+            self.consent.require(announced)
+        except RecursionError:
+            raise Refusal("the task's job is nested too deeply.") from None
+        self.limits.require(announced)
+        task.require(announced)
+        with refusing():
+            job = Job.of(task.job)
         held = self._desks.get(job.experiment)
-        known = held is not None and held.fits(job, meta)
-        if held is None or not known:
-            held = self._desks[job.experiment] = _Enrolment(self, job, meta)
-        return held
+        return held if held is not None and held.fits(job, task) else _Enrolment(self, job, task)
+
+    # -- what leaves, and what is told here ------------------------------------------------------------------------
+
+    def failed(self, meta: Mapping[str, Any], reason: Exception) -> Parcel:
+        """The answer to a task that was not done: a refusal in its own words, of other errors type and reference."""
+        if isinstance(reason, Refusal):
+            cause, text = reason.cause, str(reason)[:LONGEST]
+            self.tell(f"refused: {text}" if cause == "refused" else text)
+        else:
+            self.error, reference = reason, secrets.token_hex(4)
+            cause = "refused" if isinstance(reason, CoterieError) else "failed"
+            text = f"{type(reason).__name__} at the site; its log says more under reference {reference}."
+            details = [] if isinstance(reason, CoterieError) else traceback.format_exception(reason)
+            self.tell(f"reference {reference}: {type(reason).__name__}: {reason}", "".join(details))
+        return self.sent(wire.answer(_echoed(meta), self.name, error=text, cause=cause))
+
+    def sent(self, answer: Parcel) -> Parcel:
+        """Write down what leaves the site before it does; what cannot be written down does not leave."""
+        line = {"time": _now(), **answer.meta, "tensors": described(answer.tensors)}
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            with (self.home / SENT).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError:
+            unwritten = "the site cannot write down what leaves it, so nothing does."
+            return wire.answer(_echoed(answer.meta), self.name, error=unwritten, cause="failed")
+        return answer
+
+    def tell(self, text: str, details: str = "") -> None:
+        """A line for the operator in the site's log, and details in further ones, which cannot be taken for one."""
+        lines = [f"{_now()} {_printable(text)}", *(f"    {_printable(line)}" for line in details.splitlines())]
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            with (self.home / LOG).open("a", encoding="utf-8") as file:
+                file.write("\n".join(lines)[:LONGEST_LOGGED] + "\n")
+        except OSError:
+            return  # a full disk is said by what is to be kept there, and must not hide what went wrong
 
     def federation(self, job: Job) -> Federation:
         """The site's samples, if they are what the job is about."""
@@ -122,10 +203,10 @@ class Site:
         if data.clients != 1:
             raise CoterieError(f"a site holds the data of one client, not of {data.clients}.")
         if tuple(data.x.shape[1:]) != job.shape:
-            raise CoterieError(f"the experiment wants samples of shape {list(job.shape)}; "
-                               f"{self.name} has {list(data.x.shape[1:])}.")
+            raise Refusal(f"the experiment wants samples of shape {list(job.shape)}; "
+                          f"{self.name} has {list(data.x.shape[1:])}.")
         if data.classes != job.classes:
-            raise CoterieError(f"the experiment has {job.classes} classes; {self.name}'s data have {data.classes}.")
+            raise Refusal(f"the experiment has {job.classes} classes; {self.name}'s data have {data.classes}.")
         called, agreed = tuple(data.recipe.get("classes", ())), job.class_names or tuple(map(str, range(job.classes)))
         if called and called != agreed and (job.class_names or all(name.isdecimal() for name in called)):
             raise CoterieError(f"the experiment's classes are {', '.join(agreed)}; those of {self.name} are "
@@ -138,109 +219,145 @@ def described(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in tensors.items()}
 
 
-@dataclass(frozen=True)
-class _KeptState:
-    """A client's own state and, with buffers=local, its buffers, after its round `round`.
+_APART = "server and site would compute different things"
 
-    `memory` is what its optimizer remembers, with keep=true.
-    """
 
-    round: int
-    tensors: dict[str, Tensor]
-    buffers: Tensor | None = None
-    memory: dict[str, Tensor] = field(default_factory=dict)
+def _echoed(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What an answer repeats of a task's header, if that is a number or a short text."""
+    found = {name: meta.get(name) for name in wire.ECHOED}
+    return {name: v for name, v in found.items() if isinstance(v, int) or (isinstance(v, str) and len(v) <= LONGEST)}
 
-    @property
-    def nothing(self) -> bool:
-        """Whether it holds nothing that a model is made from."""
-        return not self.tensors and self.buffers is None
+
+def _printable(text: str) -> str:
+    """Text in which line ends, escapes and the like are spelled out."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:LONGEST_LOGGED])
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S")
 
 
 class _Enrolment:
     """What a site holds of one experiment."""
 
-    def __init__(self, site: Site, job: Job, meta: Mapping[str, Any]) -> None:
+    def __init__(self, site: Site, job: Job, task: TaskHeader) -> None:
+        """Reads the data and builds the model; raises before anything is written."""
         self.site, self.job = site, job
-        self.number, self.population = int(meta["number"]), int(meta["population"])
+        self.number, self.population = task.number, task.population
         self.folder = site.home / job.experiment
-        self._pin()
+        self._refuse_others()
         self.method = job.chosen()
+        self._refuse_unlike(task)
+        federation = site.federation(job)
         training = replace(job.training, device=site.device)
+        samples = int(federation.sizes("train")[0])
+        site.limits.require_steps(samples, self.method.training_in(training))
         self.clients = Clients(
-            self.method, job.factory(), site.federation(job), training, job.head, population=self.population,
-            first=self.number,
+            self.method, job.factory(), federation, training, job.head, population=self.population, first=self.number,
         )
         self.sums = kept(self.clients.measures, job.classes) if job.scores == "full" else ()
         self.clients.scored = replace(self.clients.scored, kept=self.sums)
+        layout, device = self.clients.layout, self.clients.device
+        self.states = StateFiles(self.folder, job.experiment, site.name, job.model, layout, device, site.tell)
+        self.forms: dict[str, Form] = {}
+        self.begun = False
 
-    def fits(self, job: Job, meta: Mapping[str, Any]) -> bool:
-        return (job, meta.get("number"), meta.get("population")) == (self.job, self.number, self.population)
+    def fits(self, job: Job, task: TaskHeader) -> bool:
+        return (job, task.number, task.population) == (self.job, self.number, self.population)
 
-    def _pin(self) -> None:
-        """Keep the job as first met; the same experiment with another job is a mistake, or worse."""
-        path = self.folder / "job.json"
+    def _refuse_others(self) -> None:
+        """Raise if the job is not as first met: the same experiment with another job is a mistake, or worse."""
+        path = self.folder / JOB
         if not path.exists():
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                write_json(path, self.job.values())
-            except OSError as reason:
-                raise CoterieError(f"the site's folder {self.folder} cannot be written ({reason}).") from reason
+            self.site.limits.require_room(len(list(self.site.home.glob(f"*/{JOB}"))))
         elif Job.of(read_json(path)) != self.job:
-            raise CoterieError(
+            raise Refusal(
                 f"the settings of experiment {self.job.experiment} are not those this site met first; start an "
                 "experiment with an id of its own."
             )
 
-    def note(self, answer: Parcel) -> None:
-        """Write down what leaves the site before it does."""
-        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **answer.meta, "tensors": described(answer.tensors)}
-        with (self.folder / "sent.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    def _refuse_unlike(self, task: TaskHeader) -> None:
+        with refusing():
+            method = registry.respelled(task.method)
+            wire.check_same("method", method, registry.spelling(self.method), _APART)
+            wire.check_same("method's options", task.options, repr(self.method), _APART)
+
+    def _form(self, kind: str) -> Form:
+        """What a task of this kind carries; found out once for an experiment, and kept with the first task."""
+        if not self.forms:
+            path = self.folder / FORMS
+            held = read_json(path) if path.exists() else {}
+            if held.get("population") == self.population:
+                self.forms = {name: Form.of(held[name]) for name in KINDS}
+            else:
+                with self.site.limits.building():
+                    self.forms = rehearsed(self.job, self.clients, self.population)
+        return self.forms[kind]
+
+    def _begin(self) -> None:
+        """Keep the job as first met, and what its tasks carry."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not (self.folder / JOB).exists():
+                write_json(self.folder / JOB, self.job.values())
+            if not self.begun:
+                forms = {name: form.values() for name, form in self.forms.items()}
+                write_json(self.folder / FORMS, {"population": self.population, **forms})
+            self.begun = True
+        except OSError as reason:
+            raise CoterieError(f"the site's folder {self.folder} cannot be written ({reason}).") from reason
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
-    def answer(self, parcel: Parcel) -> Parcel:
-        meta, kind = parcel.meta, parcel.meta.get("kind")
-        apart = "server and site would compute different things"
-        wire.check_same("experiment", meta.get("experiment"), self.job.experiment, apart)
-        wire.check_same("method", registry.respelled(str(meta.get("method"))), registry.spelling(self.method), apart)
-        wire.check_same("method's options", meta.get("options"), repr(self.method), apart)
-        self.clients.layout.refuse(meta.get("layout"), "the server", self.job.model)
-        record = record_class(self.method, str(meta.get("record"))).of(
-            {name: t.to(self.clients.device) for name, t in parcel.tensors.items()}
-        )
-        t = int(meta["round"])
-        if kind == "introduce":
-            cohort = self.clients.at(t, ALONE)
-            introduction = introduce(self.method, cohort, record)
-            write_json(self._introduced, {"round": t, "steps": int(cohort.spent[0])})  # another process may score
-            return wire.answer(meta, self.site.name, introduction.tensors())
-        if kind == "round":
-            return self._round(meta, record, t)
-        raise CoterieError(f"this site knows no task of kind '{kind}'; install the server's version of coterie.")
+    def answer(self, task: TaskHeader, tensors: Mapping[str, Tensor]) -> Parcel:
+        self._refuse_unlike(task)
+        with refusing():
+            self.clients.layout.refuse(task.layout, "the server", self.job.model)
+            cls = record_class(self.method, task.record)
+        self.site.limits.require_payload(tensors)
+        self._form(task.kind).require(cls.__name__, tensors)
+        self._begin()
+        if task.tells:
+            self._count(task.mark(tensors))
+        record = cls.of({name: t.to(self.clients.device) for name, t in tensors.items()})
+        return self._introduce(task, record) if task.kind == "introduce" else self._round(task, record)
 
-    def _round(self, meta: Mapping[str, Any], payload: Record, t: int) -> Parcel:
-        do = meta.get("do") or []
-        if any(word not in DO for word in do):
-            raise CoterieError(f"a round may ask for {', '.join(DO)}, not for {do}.")
-        if "score" in do and not self.job.scores:
-            raise CoterieError("this experiment was agreed on without scores that leave the site.")
-        newcomer = bool(meta.get("newcomer"))
-        if newcomer and "local" in do:
-            raise CoterieError("a site that came after training had begun does not train.")
+    def _count(self, mark: str) -> None:
+        """Count the payloads that were answered, before this one is; the last one may come again as often as asked."""
+        path = self.folder / ANSWERED
+        held: Mapping[str, Any] = read_json(path) if path.exists() else {"answers": 0, "last": ""}
+        if held["last"] == mark:
+            return
+        answers = int(held["answers"]) + 1
+        self.site.limits.require_answers(answers, self.job.training.rounds)
+        write_json(path, {"answers": answers, "last": mark})
+
+    def _said(self, task: TaskHeader, tensors: Mapping[str, Tensor] | None = None, **facts: Any) -> Parcel:
+        """The answer to a task."""
+        echoed = {name: getattr(task, name) for name in wire.ECHOED if name != "protocol"}
+        return wire.answer(echoed, self.site.name, tensors, **facts)
+
+    def _introduce(self, task: TaskHeader, hello: Record) -> Parcel:
+        cohort = self.clients.at(task.round, ALONE)
+        introduction = introduce(self.method, cohort, hello).tensors()
+        require_finite("introduction", introduction)
+        write_json(self._introduced, {"round": task.round, "steps": int(cohort.spent[0])})  # another process may score
+        return self._said(task, introduction, **self._counted)
+
+    def _round(self, task: TaskHeader, payload: Record) -> Parcel:
+        t, do, newcomer = task.round, task.do, task.newcomer
         cohort = self.clients.at(t, ALONE)
         if newcomer and self._introduced.exists():  # a newcomer's steps count from its introduction
             cohort.spent = cohort.spent + int(read_json(self._introduced)["steps"])
-        best = meta.get("best")  # servers of earlier versions do not say
-        deploys_chosen = do == ["deploy"] and best == t
+        deploys_chosen = do == ("deploy",) and task.best == t
         if newcomer:
             own = self._joined(cohort, payload)
         elif deploys_chosen:
-            own = self._chosen_state(t) or self._current(meta, cohort, payload)
+            own = self.states.chosen(t) or self._current(task, cohort, payload)
         else:
-            own = self._current(meta, cohort, payload)
-            if "best" in meta and self._path.exists():
-                self._hold(own, best, t if "score" in do else None)
+            own = self._current(task, cohort, payload)
+            if task.says_best and self.states.path.exists():
+                self.states.hold(own, task.best, t if "score" in do else None)
         received = payload if own.buffers is None else self.clients.receive(payload, own.buffers)
         facts: dict[str, Any] = {}
         if "score" in do or "deploy" in do:
@@ -249,28 +366,32 @@ class _Enrolment:
             found = score_rows(cohort, row)
             scores = self._scores(found)
             if "deploy" in do:
-                self._write_model(row[0], scores, meta, newcomer)
+                require_finite("model", {"row": row})
+                self._write_model(row[0], scores, task)
             if "score" in do:
                 facts["scores"] = scores
                 facts |= {"sums": sums_told(found, self.sums)} if self.sums else {}
         sent: dict[str, Tensor] = {}
         if "local" in do:
             sent = self._train(received, own, t)
-            facts |= {} if self.method.aggregator.private else {"n": self._n}
-        return wire.answer(meta, self.site.name, sent, **facts)
+            facts |= self._counted
+        return self._said(task, sent, **facts)
 
-    def _train(self, payload: Record, own: _KeptState, t: int) -> dict[str, Tensor]:
+    def _train(self, payload: Record, own: KeptState, t: int) -> dict[str, Tensor]:
         cohort = self.clients.at(t, ALONE)
         cohort.memory = dict(own.memory) if self.clients.remembers else None
         upload, state = local(self.method, cohort, payload, self._record(own))
         kept = self.clients.kept_buffers(cohort)
         buffers = own.buffers if kept is None else kept
-        self._save(own, _KeptState(t, state.tensors(), buffers, cohort.memory or {}))
-        return self.clients.without_local_buffers(upload.tensors())
+        sent = self.clients.without_local_buffers(upload.tensors())
+        require_finite("upload", sent)
+        self.states.save(own, KeptState(t, state.tensors(), buffers, cohort.memory or {}))
+        return sent
 
     @property
-    def _n(self) -> int:
-        return int(self.clients.federation.sizes("train")[0])
+    def _counted(self) -> dict[str, int]:
+        """How many training samples the site has; with privacy on it does not say."""
+        return {} if self.method.aggregator.private else {"n": int(self.clients.federation.sizes("train")[0])}
 
     def _scores(self, found: Mapping[str, Measured]) -> dict[str, Any]:
         """The value of each metric by stage; how many samples they were taken on."""
@@ -284,136 +405,63 @@ class _Enrolment:
         """The round in which the site introduced itself, and the steps that took."""
         return self.folder / "introduced.json"
 
-    @property
-    def _path(self) -> Path:
-        return self.folder / "state.safetensors"
+    def _record(self, own: KeptState) -> Record:
+        return record_class(self.method, self.states.type).of(own.tensors)
 
-    def _record(self, own: _KeptState) -> Record:
-        return record_class(self.method, self._type).of(own.tensors)
-
-    def _joined(self, cohort: Cohort, payload: Record) -> _KeptState:
+    def _joined(self, cohort: Cohort, payload: Record) -> KeptState:
         state = join(self.method, cohort, payload)
-        self._type = type(state).__name__
-        return _KeptState(JOINED, state.tensors())
+        require_finite("own state", state.tensors())
+        self.states.type = type(state).__name__
+        return KeptState(JOINED, state.tensors())
 
-    def _current(self, meta: Mapping[str, Any], cohort: Cohort, payload: Record) -> _KeptState:
+    def _current(self, task: TaskHeader, cohort: Cohort, payload: Record) -> KeptState:
         """The state after the task's round `merged`, the last one of this site that the server has merged.
 
         A site that is asked for the first time joins. At the end that is for the task's own round only: models of
         several rounds are sent for, and each is to be what joining in that round gives.
         """
-        merged = int(meta["merged"])
-        if not self._path.exists():
+        assert task.merged is not None
+        if not self.states.path.exists():
             own = self._joined(cohort, payload)
-            if "last" not in meta:
-                self._save(None, own)
+            if task.last is None:
+                self.states.save(None, own)
             return own
-        before, after = self._load()
-        if after.round <= merged:  # or the site's folder is an older copy: the best it has
+        before, after = self.states.load()
+        if after.round <= task.merged:  # or the site's folder is an older copy: the best it has
             return after
-        if before is not None and before.round == merged:
+        if before is not None and before.round == task.merged:
             return before
-        raise CoterieError(
-            f"the server knows this site as of round {merged}, but the site is at round {after.round}; resume the "
-            f"server from a newer checkpoint, or remove {self.folder} to join anew."
+        raise Refusal(
+            f"the server knows this site as of round {task.merged}, but the site is at round {after.round}; resume the "
+            "server from a newer checkpoint, or remove this experiment's folder at the site to join anew."
         )
-
-    def _save(self, before: _KeptState | None, after: _KeptState) -> None:
-        tensors: dict[str, Tensor] = {}
-        for word, own in (("before", before), ("after", after)):
-            if own is not None:
-                tensors |= checkpoint.prefixed(word, own.tensors)
-                tensors |= {} if own.buffers is None else {f"buffers.{word}": own.buffers}
-                tensors |= checkpoint.prefixed(f"memory.{word}", own.memory)
-        rounds = {"before": None if before is None else before.round, "after": after.round}
-        checkpoint.save(self._path, tensors, {**self._whose(), **rounds})
-
-    def _whose(self) -> dict[str, Any]:
-        """What the headers of the site's states say."""
-        return {
-            "experiment": self.job.experiment, "client": self.site.name, "type": self._type,
-            "layout": self.clients.layout.digest,
-        }
-
-    def _refuse_others(self, meta: Mapping[str, Any], path: Path) -> None:
-        """Raise if a state is not this client's, or of another model."""
-        if meta["client"] != self.site.name:
-            raise CoterieError(f"{path} holds the state of client {meta['client']}; give every site a home of its own.")
-        self.clients.layout.refuse(meta["layout"], str(path), self.job.model)
-        self._type = meta["type"]
-
-    def _load(self) -> tuple[_KeptState | None, _KeptState]:
-        tensors, meta = checkpoint.load(self._path)
-        self._refuse_others(meta, self._path)
-        device = self.clients.device
-
-        def own(word: str) -> _KeptState:
-            mine = {name: t.to(device) for name, t in checkpoint.part(tensors, word).items()}
-            memory = {name: t.to(device) for name, t in checkpoint.part(tensors, f"memory.{word}").items()}
-            buffers = tensors.get(f"buffers.{word}")
-            return _KeptState(int(meta[word]), mine, None if buffers is None else buffers.to(device), memory)
-
-        return None if meta["before"] is None else own("before"), own("after")
-
-    # -- its state of the chosen round -----------------------------------------------------------------------------
-
-    def _chosen_path(self, t: int) -> Path:
-        return self.folder / f"chosen-{t}.safetensors"
-
-    def _hold(self, own: _KeptState, best: Any, scored: int | None) -> None:
-        """Keep the state of round `best`, and that of the round `scored` now, of which nobody knows yet how good it is.
-
-        A site that was not asked in round `best` and has not trained since is still as it was then.
-        """
-        if own.nothing:
-            return
-        wanted = {t for t in (best, scored) if isinstance(t, int)}
-        for t in wanted:
-            if t == scored or (own.round < t and not self._chosen_path(t).exists()):
-                tensors = checkpoint.prefixed("own", own.tensors)
-                tensors |= {} if own.buffers is None else {"buffers": own.buffers}
-                checkpoint.save(self._chosen_path(t), tensors, {**self._whose(), "round": t, "trained": own.round})
-        for path in self.folder.glob("chosen-*.safetensors"):
-            if path.name not in {self._chosen_path(t).name for t in wanted}:
-                path.unlink(missing_ok=True)
-
-    def _chosen_state(self, t: int) -> _KeptState | None:
-        """What was kept of round t; the states of clients that keep nothing are alike in all rounds."""
-        if not self._chosen_path(t).exists():
-            after = self._load()[1] if self._path.exists() else None
-            return after if after is not None and after.nothing else None
-        tensors, meta = checkpoint.load(self._chosen_path(t))
-        self._refuse_others(meta, self._chosen_path(t))
-        here = {name: tensor.to(self.clients.device) for name, tensor in tensors.items()}
-        return _KeptState(int(meta["trained"]), checkpoint.part(here, "own"), here.get("buffers"))
 
     # -- the model that is used ------------------------------------------------------------------------------------
 
-    def _write_model(self, row: Tensor, scores: Mapping[str, Any], meta: Mapping[str, Any], newcomer: bool) -> None:
+    def _write_model(self, row: Tensor, scores: Mapping[str, Any], task: TaskHeader) -> None:
         """The model of the round that the task is of; one of the last round that another one was chosen over stays."""
-        t, path = int(meta["round"]), self.folder / MODEL
-        is_best, is_last = meta.get("best") == t, t == meta.get("last", t)
+        t, path = task.round, self.folder / MODEL
+        is_best, is_last = task.best == t, task.last in (None, t)
         unit = self.clients.federation.unit
         facts = {
             "method": self.job.method, "model": self.job.model, "experiment": self.job.experiment,
-            "site": self.site.name, **HandedOut(SERVED, t, CHOSEN if is_best else LAST, self._note(meta)).facts,
-            "last": is_last, "newcomer": newcomer, "scores": scores,
+            "site": self.site.name, **HandedOut(SERVED, t, CHOSEN if is_best else LAST, self._note(task)).facts,
+            "last": is_last, "newcomer": task.newcomer, "scores": scores,
             "job": replace(self.job, unit=None if unit is None else unit.facts()).values(),
         }
         for ending in (".safetensors", ".json"):
             other = (self.folder / LAST_MODEL).with_suffix(ending)
             if is_last:
                 other.unlink(missing_ok=True)
-            elif path.with_suffix(ending).exists() and not newcomer and not other.exists():
+            elif path.with_suffix(ending).exists() and not task.newcomer and not other.exists():
                 checkpoint.link(path.with_suffix(ending), other)
         write_model(path, self.clients.layout, row, facts)
 
-    def _note(self, meta: Mapping[str, Any]) -> str:
+    def _note(self, task: TaskHeader) -> str:
         """Why it is a model of the last round, where the server said which one is the best so far."""
-        best = meta.get("best")
-        if "best" not in meta or best == meta["round"]:
+        if not task.says_best or task.best == task.round:
             return ""
-        if best is not None:
-            return f"It is the last round; round {best} had been the best on validation data."
+        if task.best is not None:
+            return f"It is the last round; round {task.best} had been the best on validation data."
         why = "no site's validation data chose one" if self.job.scores else "this experiment's sites send no scores"
         return f"It is the last round: {why}."

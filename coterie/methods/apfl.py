@@ -49,6 +49,7 @@ class APFL(FedAvg):
     form: Literal["paper", "pfllib"] = "paper"
     """As the paper describes it, or as PFLlib's program does it."""
 
+    rates = ("alpha_lr",)
     family = "regularised"
     keeps = "its own model and its proportion"
     newcomer = "the shared model"

@@ -9,6 +9,7 @@ from typing import Annotated, Self
 import torch
 from torch import Tensor
 
+from coterie.contract import sent
 from coterie.contract.algebra import bipartition, cosines, lengths, told_apart
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.method import Uploads, enrol
@@ -53,7 +54,7 @@ class CFL(Clustered):
     the first. A cut is refused if that cosine is 1 - 2 gamma^2 or more, or if the halves' means do not explain more
     than `explained` + 2 / (m - 1) of the spread of the m members' directions: any cut of unrelated updates explains
     1 / (m - 1), and clients with data of one kind, who differ by chance, stay together. Of three clients, or four that
-    are not exactly opposed, that cannot be told. Clients that did not take part are placed by their last update; who
+    are no two tight pairs, that cannot be told. Clients that did not take part are placed by their last update; who
     has none stays. No half has fewer clients than the aggregator needs. Norms and cosines are those of the parameters.
 
     An update that is not finite takes part in its cluster's mean, as in FedAvg, and in nothing else: a mean that is not
@@ -85,6 +86,7 @@ class CFL(Clustered):
     """Whether clients count by their samples; false counts them alike, as in the authors' notebook."""
 
     newcomer = "the leaf it descends to by the cosines of its updates with those of the members"
+    introduces = sent.fields(moves=sent.Vectors())
     cite = "Sattler, Müller, Samek, Clustered federated learning, IEEE TNNLS 2021"
     unprotected = "the updates by which clusters are split"
     presets = ("official",)
@@ -94,10 +96,8 @@ class CFL(Clustered):
     @classmethod
     def official(cls) -> CFL:
         """The authors' notebook (EMNIST): absolute thresholds after 20 rounds, clients count alike, no validation."""
-        return cls(
-            eps1=0.4, eps2=1.6, relative=False, split_after=20, explained=None, weighted=False, validation=False,
-            printed="served",
-        )
+        return cls(eps1=0.4, eps2=1.6, relative=False, split_after=20, explained=None, weighted=False,
+                   validation=False, printed="served")
 
     def start(self, init: Init) -> Record:
         row, none = init.row, torch.zeros(0, dtype=torch.int64, device=init.row.device)

@@ -9,7 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from coterie.contract import sent
 from coterie.contract.cohort import Cohort, Init
+from coterie.contract.heads import require_scores
 from coterie.contract.layout import Entry, Layout
 from coterie.contract.method import Method, Uploads, enrol
 from coterie.contract.net import Batch, Given, Net, Row
@@ -72,15 +74,20 @@ class CwFedAvg(Method):
 
     family = "personalized aggregation"
     shared = "a model per class"
+    introduces = sent.fields(mix=sent.Shares())
     newcomer = "the mixture of its label distribution, estimated by training FedAvg's model unless distribution=true"
     cite = "Lee, Choi, Class-wise federated averaging for efficient personalization, ICCV 2025"
     soft = True
-    unprotected = "the label shares that clients tell on arrival, with distribution=true, and that make their weights"
+    unprotected = (
+        "the label shares that make clients' weights: told on arrival with distribution=true, else estimated from the "
+        "output layer that they upload"
+    )
     presets = ("official",)
 
     @classmethod
     def official(cls) -> CwFedAvg:
-        """The released program: estimated label shares, half of lam, no validation split."""
+        """The released program: estimated label shares, half of lam, no validation split; its lam is held against
+        the shares of training and test labels together, which a client here does not look at."""
         return cls(half_lambda=True, validation=False, printed="served")
 
     @property
@@ -95,6 +102,7 @@ class CwFedAvg(Method):
     def start(self, init: Init) -> Record:
         if not init.classes:
             raise CoterieError(f"{self.name} averages class by class, and these data have no classes.")
+        require_scores(init, self.name)
         row, layout = init.row, init.layout
         columns = layout.cut(torch.arange(layout.size, device=row.device), self.part)
         none = torch.zeros(0, init.classes, dtype=torch.float64, device=row.device)

@@ -29,6 +29,7 @@ class Ditto(FedAvg):
     personal_lr: Positive | None = None
     """Learning rate of the personal model; none takes the run's."""
 
+    rates = ("personal_lr",)
     family = "regularised"
     keeps = "its personal model"
     newcomer = "the shared model"

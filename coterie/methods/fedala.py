@@ -78,8 +78,8 @@ class FedALA(FedAvg):
             samples = torch.ceil(cohort.n.double() * self.fraction).to(own.dtype)
             w = cohort.loop(
                 self.step, state, {"own": own, "shared": shared, "samples": samples},
-                epochs=self.passes, fraction=self.fraction, until=self.done, purpose="ala",
-            )["w"]
+                epochs=self.passes, fraction=self.fraction, until=self.done, purpose="ala", counted=mine.met > 0,
+            )["w"]  # whoever never trained has theta, and nothing to weigh against it
         return torch.lerp(own, shared, w), layout.cut(w, self.layers)
 
     def step(self, net: Net, s: Given, batch: Batch, given: Given) -> dict[str, Tensor]:

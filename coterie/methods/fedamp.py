@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.contract.algebra import between, cosines, lengths
+from coterie.contract.algebra import between, cosines, runaway
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
 from coterie.contract.method import Uploads, enrol
@@ -17,9 +17,6 @@ from coterie.contract.records import Each, Model, Models, Record, Upload
 from coterie.contract.shapes import Personal
 from coterie.errors import CoterieError
 from coterie.options import NonNegative, Positive, Share
-
-FAR = 100.0
-"""A model of so many times the middle one's length has diverged."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +66,11 @@ class FedAMP(Personal):
     the size of a model, so by default sigma is the median squared distance of two clients and alpha is sigma / M in xi
     and 1 in the pull. An alpha of one's own with that sigma starts as Local, all models being equal; should the others
     come to weigh more than 1 they are divided by their sum, so that no client is pushed away from its own model. An
-    alpha above sigma / (M - 1), both given, is refused. Distances are those of the parameters. Of a client that
-    diverged (not finite, or a hundred times the middle length) the server keeps the model before. PFLlib's program,
-    where the pull has no gradient, is the preset `pfllib`; it is Local. With `by=cosine` (HeurFedAMP) xi_ii is `own`
-    and xi_ij for j != i is proportional to exp(sigma cos(w_i, w_j)), by default with sigma = 1 / median(1 - cos).
+    alpha above sigma / (M - 1), both given, is refused. Distances are those of the parameters. Clients upload w_i less
+    u_i. Of one that diverged (not finite, or a hundred times the middle length) the server keeps the model before,
+    until it is back. PFLlib's program, where the pull has no gradient, is the preset `pfllib`; it is Local. With
+    `by=cosine` (HeurFedAMP) xi_ii is `own` and xi_ij for j != i is proportional to exp(sigma cos(w_i, w_j)), by default
+    with sigma = 1 / median(1 - cos).
     """
 
     lam: NonNegative = 1.0
@@ -137,21 +135,36 @@ class FedAMP(Personal):
         xi = enrol(server.xi, new, mean.expand(len(new), -1))
         return Cloud(rows, torch.nn.functional.pad(xi, (0, len(rows) - clients)))
 
+    def mixture(self, server: Cloud, ids: Tensor) -> Tensor:
+        """u_i of these clients `[m, D]`."""
+        return server.xi[ids].to(server.rows.dtype) @ server.rows
+
     def send(self, server: Cloud, ids: Tensor) -> Record:
-        return Model(Each(server.xi[ids].to(server.rows.dtype) @ server.rows))  # type: ignore[arg-type]
+        return Model(Each(self.mixture(server, ids)))  # type: ignore[arg-type]
 
     def join(self, cohort: Cohort, payload: Model) -> Record:
         return payload
 
     def local(self, cohort: Cohort, payload: Model, mine: Model) -> tuple[Upload, Record]:
         row = cohort.train(mine.row, {"u": payload.row}, correct=self.pull)
-        return Upload(update=row - mine.row), Model(row)
+        return Upload(update=row - payload.row), Model(row)
 
     def pull(self, gradient: Tensor, row: Tensor, given: Given) -> Tensor:
         return gradient + self.lam / (self.alpha or 1.0) * (row - given.u)
 
     def merge(self, server: Cloud, up: Uploads) -> Record:
-        rows = server.rows.index_add(0, up.ids, up.learned)
-        length = lengths(up.layout.cut(rows, "parameters")).to(rows.device)  # on its way to NaN a model is very long
-        rows = torch.where((length > FAR * length.median())[:, None], server.rows, rows)
+        rows, _ = self.known(server, up)
         return Cloud(rows, self.mixtures(up.layout.cut(rows, "parameters")))
+
+    def known(self, server: Cloud, up: Uploads) -> tuple[Tensor, Tensor]:
+        """The models `[M, D]` after a round, and whose of the participants stayed as it was since it diverged `[m]`.
+
+        What a client has follows from what it was sent, not from what the server kept of it, which may be older.
+        """
+        new = torch.where(up.finite[:, None], self.mixture(server, up.ids) + up.learned, server.rows[up.ids])
+        rows = server.rows.index_copy(0, up.ids, new)
+        out = runaway(up.layout.cut(rows, "parameters"))
+        return torch.where(out[:, None], server.rows, rows), ~up.finite | out[up.ids]
+
+    def report(self, server: Cloud, up: Uploads) -> dict[str, Tensor]:
+        return {"left_out": self.known(server, up)[1].sum()}

@@ -21,7 +21,14 @@ class FedAvg(Method):
     shared = "the model"
     newcomer = "the shared model"
     cite = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
+    presets = ("fedit",)
     FORMER: ClassVar[tuple[tuple[str, str], ...]] = (("server_lr", "server=sgd(lr={})"),)
+
+    @classmethod
+    def fedit(cls) -> FedAvg:
+        """FedIT (Zhang et al., Towards building the federated GPT: federated instruction tuning, ICASSP 2024): FedAvg
+        over the factors of low-rank adapters, each averaged by itself; the model has to have some (--adapter)."""
+        return cls()
 
     def merge(self, server: Model, up: Uploads) -> Record:
         return Model(server.row + self.aggregate(up.update, up.share, up.layout))

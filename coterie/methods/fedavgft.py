@@ -30,6 +30,7 @@ class FedAvgFT(FedAvg):
 
     shared = "the model"
     newcomer = "the shared model, fine-tuned"
+    rates = ("finetune_lr",)
     cite = "Yu, Bagdasaryan, Shmatikov, Salvaging federated learning by local adaptation, 2020"
     FORMER = (*FedAvg.FORMER, ("epochs", "finetune_epochs"), ("lr", "finetune_lr"))
 

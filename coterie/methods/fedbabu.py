@@ -28,7 +28,7 @@ class FedBABU(FedPer):
     part: str = "all"
     """The part of the model that is fine-tuned."""
     finetune_from: Literal["shared", "own"] = "shared"
-    """The body it starts from: the shared one, or the one this client trained last."""
+    """The body it starts from: the shared one, or the one this client trained last (the initial one, if never)."""
     personal: str = field(default="head", init=False)
 
     keeps = "nothing"
@@ -38,7 +38,8 @@ class FedBABU(FedPer):
 
     @classmethod
     def pfllib(cls) -> FedBABU:
-        """The program of PFLlib: ten epochs from the client's own body, since nothing is sent after the last round."""
+        """The program of PFLlib with full participation: ten epochs from the client's own body, as nothing is sent
+        after the last round. (With less, it sends each round's body to all, so whoever is absent starts there.)"""
         return cls(finetune_epochs=10, finetune_from="own", validation=False, printed="served")
 
     def check(self, population: int, layout: Layout) -> None:

@@ -11,8 +11,9 @@ from coterie.methods.fedper import FedPer
 class FedBN(FedPer):
     """(w_i, b_i) <- SGD_i(w, b_i) with b_i all tensors of the BatchNorm layers; w <- sum_i p_i w_i; b_i stays.
 
-    Scales, shifts, running statistics and counters never travel, so a newcomer estimates its statistics on its own
-    data, and its scales and shifts with them. Layers are told by their type; a model without BatchNorm gives FedAvg.
+    Scales, shifts, running statistics and counters never travel: a newcomer, and whoever was never asked, estimates its
+    statistics on its own samples, and a newcomer then trains scales and shifts for a round. Layers are told by their
+    type; a model without BatchNorm gives FedAvg, which is said before the run.
     """
 
     personal: str = "batchnorm"

@@ -27,9 +27,11 @@ WIDTHS = (10.0, 15.0, 20.0, 50.0)  # of the kernels that compare features
 class FedCP(FedPer):
     """o = p_i(r * z) + h(s * z) with (r, s) = softmax(policy(z * v_i)), r + s = 1 and v_i = unit(sum of p_i's rows).
 
-    Clients train body, p_i and policy on CE + lam MMD^2(z, z of the received body), with Gumbel noise in the gate;
-    the shared head h is fixed. They upload body, policy and (p_i + h) / 2, which the server averages. In use the
-    gate has no noise; v_i is made anew whenever the model arrives, from p_i, which stays and starts as a copy of h.
+    Clients train body, p_i and policy on CE + lam MMD^2(z, z of the received body), with Gumbel noise in the gate; the
+    received body runs in training mode, as in the released program, with dropout of its own; the shared head h is
+    fixed. They upload body, policy and (p_i + h) / 2, which the server averages. In use the gate has no noise (the
+    released program draws it there, too); v_i is made anew whenever the model arrives, from p_i, which stays and starts
+    as a copy of h.
     """
 
     lam: NonNegative = 5.0

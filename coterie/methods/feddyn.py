@@ -8,6 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from coterie.contract import sent
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.method import Method, Uploads
 from coterie.contract.net import Batch, Given, Net, Row
@@ -40,12 +41,14 @@ class FedDyn(Method):
     """theta_i ~ argmin_w L_i(w) - <g_i, w> + alpha/2 |w - theta|^2 by SGD; g_i <- g_i - alpha (theta_i - theta).
 
     Server: s <- s - alpha/M sum_i (theta_i - theta), theta <- mean theta_i - s / alpha, over the participants and
-    counting alike, so that s is the mean of all g_i (of g_i alpha / alpha_i with `by_size`) whoever takes part. With a
-    robust aggregator clients upload g_i, too, and s <- s + m/M (mean g_i - s), the mean over those of the m it keeps.
-    `gradient_clip` bounds the norm of each step's gradient. `norm_power=1` takes the norm unsquared, as PFLlib does: a
-    pull of constant strength alpha/2. `norm_power=0` keeps of the square only what is linear in w, -alpha <theta, w>,
-    as FL-bench does: nothing holds w near theta. `by_size` divides a client's alpha by n_i M / n, as the authors'
-    program and FL-bench do: whoever has more data is held less.
+    counting alike, so that s is the mean of all g_i (of g_i alpha / alpha_i with `by_size`, while no client comes or
+    goes) whoever takes part. With a robust aggregator clients upload g_i, too, and s <- s + m/M (mean g_i - s), the
+    mean over those of the m it keeps, none further from what it makes of them than the median one: the model
+    ends near the optimum then, not at it. `gradient_clip` bounds the norm of each step's gradient (the authors' program
+    leaves alpha w out of it). What is served is theta; that program scores means of clients' models instead.
+    `norm_power=1` takes the norm unsquared, as PFLlib does: a pull of constant strength alpha/2. `norm_power=0` keeps
+    of the square only what is linear in w, -alpha <theta, w>, as FL-bench does: nothing holds w near theta. `by_size`
+    divides a client's alpha by n_i M / n, as the authors' program and FL-bench do: whoever has more data is held less.
     """
 
     alpha: Positive = 0.1
@@ -64,6 +67,9 @@ class FedDyn(Method):
     shared = "the model"
     keeps = "its linear term"
     newcomer = "the shared model"
+    uploads = sent.fields(update=sent.Vectors(), term=sent.Vectors())
+    introduces = sent.fields(samples=sent.Counts())
+    unprotected = "the numbers of samples that clients tell on arrival, with by_size=true"
     cite = "Acar et al., Federated learning based on dynamic regularization, ICLR 2021"
     hook = "the dynamic terms are a part of the gradient; g_i moves by where training ended, whatever led there"
     presets = ("pfllib", "flbench")
@@ -127,7 +133,7 @@ class FedDyn(Method):
 
     def merge(self, server: Tilted, up: Uploads) -> Record:
         if self.aggregator.robust:
-            tilt = self.follow(server.tilt, up.term, up)
+            tilt = self.follow(server.tilt, self.drawn_in(up.term), up)
         else:
             moved = up.layout.put(up.update, "buffers", up.update.new_zeros(()))
             tilt = server.tilt - self.alpha / up.population * moved.sum(0)

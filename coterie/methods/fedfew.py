@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from coterie.contract import sent
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
 from coterie.contract.mean import Mean
@@ -15,7 +16,7 @@ from coterie.contract.method import Uploads, pick
 from coterie.contract.records import Models, Record, Upload
 from coterie.contract.shapes import FewModels
 from coterie.errors import CoterieError
-from coterie.options import NonNegative, Positive
+from coterie.options import Positive
 
 
 def stch_set_weights(losses: Tensor, mu: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,6 +31,14 @@ def stch_set_weights(losses: Tensor, mu: float) -> tuple[Tensor, Tensor, Tensor]
     return torch.softmax(-s, 0), torch.softmax(a, 1), mu * z
 
 
+def full_steps(losses: Tensor, mu: float) -> Tensor:
+    """`[M, K]`: alpha_i w_ik / sum_j alpha_j w_jk, or softmax_i(-L_ik / mu - 2 s_i), in float64; 0 for a model that is
+    infinitely bad for everybody. A mass may be too small a number to divide by."""
+    a = -losses.double() / mu
+    full = torch.softmax(a - 2 * torch.logsumexp(a, 1, keepdim=True), 0)
+    return torch.where(torch.isneginf(a).all(0), 0, full)
+
+
 @dataclass(frozen=True)
 class FedFew(FewModels):
     """theta_k <- theta_k + sum_i alpha_i w_ik (SGD_i(theta_k) - theta_k): a few models such that each client has one.
@@ -38,7 +47,9 @@ class FedFew(FewModels):
     paper). The loss behind the weights is that of the received model (`before`), the running mean of the last local
     epoch, or that of the trained copy (`after`); `scale` multiplies it by n_i / n; `normalise` divides a model's step
     by its mass sum_i alpha_i w_ik, so that every model takes a full step. `start_from` draws the K models
-    independently, or equal (`same`, told apart by their batch orders only), or equal up to `noise`.
+    independently, or equal (`same`, told apart by their batch orders only), or equal up to `noise`. Of a module the
+    first independent model is the module as given, and the others are drawn anew; a function that builds the same model
+    each time is refused.
 
     With `weigh=client` a client multiplies its K updates by its own w_ik, no loss is uploaded and all clients count
     alike, alpha_i = 1/m. What falls is then the mean over clients of the smooth minimum over models; the maximum over
@@ -49,9 +60,9 @@ class FedFew(FewModels):
     """The temperature: towards 0 only the worst client counts, far above the losses all count alike. 0.01 is the
     released program's; the paper's text names none."""
     start_from: Literal["independent", "same", "same+noise"] = "independent"
-    """How the K models start: drawn independently, equal as in the released program, whose models long stay alike, or
-    equal up to `noise`."""
-    noise: NonNegative = 0.01
+    """How the K models start: drawn independently, equal as in the released program, whose models long stay alike (for
+    ever where a client's samples are one batch), or equal up to `noise`."""
+    noise: Positive = 0.01
     """Standard deviation of the difference with start_from=same+noise."""
     loss_at: Literal["before", "running", "after"] = "before"
     """Which loss the weights are made of: the received model's, as in the paper's equations, the running one of the
@@ -64,12 +75,16 @@ class FedFew(FewModels):
     """Whether every model takes a full step, however little weight it got."""
 
     down = up = "K"
+    uploads = sent.fields(update=sent.Vectors(), loss=sent.Losses())
     by_model = "mass"
     newcomer = "the model of least loss on its validation data"
     cite = "Guo, Zhang, Lin, Li, Tang, Zhang, Few-for-many personalized federated learning, arXiv 2603.11992, 2026"
     presets = ("official",)
     soft = True
-    unprotected = "the losses that clients report and that make their weights: one of a very large loss gets all of it"
+    unprotected = (
+        "the losses that clients report and that make their weights: one of a very large loss gets all of it, and with "
+        "a small mu there is no majority that an aggregator could go by"
+    )
     private = "fedfew:weigh=client,scale=false"
     FORMER = (("server_lr", "server=sgd(lr={})"),)
 
@@ -101,7 +116,7 @@ class FedFew(FewModels):
 
     def start(self, init: Init) -> Record:
         if self.start_from == "independent":
-            return super().start(init)
+            return Models(init.rows(self.models, otherwise="set start_from=same+noise"))
         rows = init.row.expand(self.models, -1)
         if self.start_from == "same":
             return Models(rows.clone())
@@ -117,9 +132,13 @@ class FedFew(FewModels):
             return Upload(update=w.to(trained.dtype)[:, :, None] * (trained - payload.rows)), mine
         return Upload(update=trained - payload.rows, loss=loss), mine
 
+    def losses(self, up: Uploads) -> Tensor:
+        """The losses `[m, K]` that weights are made of."""
+        return (up.share[:, None] if self.scale else 1.0) * up.loss
+
     def parts(self, up: Uploads) -> tuple[Tensor, Tensor, Tensor]:
         """alpha `[m]`, w `[m, K]` and the objective g, of clients with finite losses where the aggregator is robust."""
-        loss = (up.share[:, None] if self.scale else 1.0) * up.loss
+        loss = self.losses(up)
         there = torch.isfinite(loss).all(1) if self.aggregator.robust else slice(None)
         alpha, w = torch.zeros_like(loss[:, 0], dtype=torch.float64), torch.zeros_like(loss, dtype=torch.float64)
         alpha[there], w[there], g = stch_set_weights(loss[there], self.mu)
@@ -134,9 +153,7 @@ class FedFew(FewModels):
         if self.weigh == "client":
             even = up.even[:, None].expand(-1, self.models)
             return Models(server.rows + self.aggregate(up.update, even, up.layout))
-        weights, _ = self.weights(up)
-        if self.normalise:
-            weights = weights / weights.sum(0).clamp(min=1e-300)
+        weights = full_steps(self.losses(up), self.mu) if self.normalise else self.weights(up)[0]
         return Models(server.rows + self.aggregate(up.update, weights, up.layout))
 
     def deploy(self, cohort: Cohort, payload: Models, mine: Record) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie import streams
+from coterie.contract import sent
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.method import Uploads
 from coterie.contract.records import Each, Model, Models, Record, Upload
@@ -66,6 +67,8 @@ class FedFomo(Personal):
     family = "personalized aggregation"
     shared = "the models of other clients"
     down = "M'"
+    # omega is a difference of losses over a distance of at least 1e-5
+    uploads = sent.fields(row=sent.Vectors(), omega=sent.Numbers(-1e7, 1e7), who=sent.Index())
     newcomer = "the mean of the models it receives, mixed towards those that help"
     cite = "Zhang et al., Personalized federated learning with first order model optimization, ICLR 2021"
     averages = False

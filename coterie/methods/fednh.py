@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from coterie.contract import sent
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.heads import require_scores, with_head
 from coterie.contract.method import Uploads
@@ -25,7 +26,8 @@ class FedNH(FedAvg):
 
     W starts with orthonormal rows (unit rows, where there are more classes than features); a class that no
     participant has keeps its prototype. `scale` is s at the start, which `learn_scale` trains. `uniform` weighs
-    clients alike. rho = 1 keeps W as it started.
+    clients alike. rho = 1 keeps W as it started. With a robust aggregator the sums are over the clients that it keeps,
+    and nobody counts for more samples than the median client.
     """
 
     rho: Share = 0.9
@@ -40,6 +42,7 @@ class FedNH(FedAvg):
     family = "prototypes"
     shared = "the body and class prototypes"
     up = "1 + class features"
+    uploads = sent.fields(update=sent.Vectors(), means=sent.Directions(), counts=sent.Counts())
     newcomer = "the shared model"
     cite = "Dai et al., Tackling data heterogeneity in federated learning with class prototypes, AAAI 2023"
     presets = ("official",)

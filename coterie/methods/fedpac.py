@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.contract import sent
 from coterie.contract.algebra import combination, gram
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.heads import require_scores
@@ -46,11 +47,17 @@ class Collaboration(Sent):
 class FedPAC(Method):
     """h_i <- SGD_i(h_i), then phi_i <- SGD_i of CE + lam/d |z - c_y|^2; phi <- sum_i p_i phi_i, h_i <- sum_j a_ij h_j.
 
-    c_k in R^d is the mean feature of class k over all clients' trained bodies; a class nobody has had does not pull.
+    c_k in R^d is the mean feature of class k under the trained bodies of the participants that had the class, in the
+    last round in which any had; a class nobody has had does not pull (the released program pulls to a client's own).
     With H_i[k] = (1/n_i) sum of z over class k and V_i = (mean |z|^2 - |H_i|^2) / n_i under the received body, a_i
-    minimises the error sum_j a_j^2 V_j + |H_i - sum_j a_j H_j|^2 on the simplex; weights below `threshold` are
-    dropped. The head trains for `head_epochs` at `head_lr` (by default the run's), the body for the run's epochs (5 in
-    the paper). A robust aggregator leaves out of the c_k, and of what heads are combined of, whom it does not keep.
+    minimises the error sum_j a_j^2 V_j + |H_i - sum_j a_j H_j|^2 on the simplex; weights below `threshold` are dropped.
+    Of one sample no V can be estimated, and the formula's 0 would make that client's head certain: there V = |z|^2. A
+    round's combinations are of its participants' heads, a newcomer's of all heads ever sent, with the H of the round
+    that each was sent in. The head trains for `head_epochs` at `head_lr` (by default the run's), the body for the run's
+    epochs (5 in the paper). A robust aggregator leaves out of the c_k, and of what heads are combined of, whom it does
+    not keep, and in the c_k nobody counts for more samples than the median client; no V counts as less than the round's
+    median, and no head lies further from what the aggregator makes of them than the median one: V and H, which make a
+    head's weight in others', are each client's own word.
     """
 
     lam: NonNegative = 1.0
@@ -62,15 +69,18 @@ class FedPAC(Method):
     for the body."""
     threshold: BelowOne = 1e-3
     """Heads, a client's own too, whose weight in its combination is below this are left out, and the other weights
-    scaled to sum to 1 again."""
+    scaled to sum to 1 again; none is, where all are."""
 
     family = "decoupled"
     shared = "the body, class prototypes and heads"
     down = "1 + prototypes"
     up = "1 + 2 class features"
+    uploads = sent.fields(update=sent.Vectors(), head=sent.Vectors(), H=sent.Vectors(), counts=sent.Counts(),
+                          V=sent.Vectors(grows=-1, at_least=0), features=sent.Vectors(grows=1))
+    introduces = sent.fields(H=sent.Vectors())
     newcomer = "the shared body and a combined head"
-    cite = "Xu, Tong, Huang, Personalized federated learning with feature alignment and classifier collaboration, " \
-        "ICLR 2023"
+    rates = ("head_lr",)
+    cite = "Xu et al., Personalized federated learning with feature alignment and classifier collaboration, ICLR 2023"
 
     def travels(self) -> str:
         return "~head"
@@ -121,7 +131,7 @@ class FedPAC(Method):
         """V `[C]` and H `[C, classes, d]` of the clients under a model."""
         sums, n = cohort.total(moments, row), cohort.n.to(row.dtype)
         H = sums["features"] / n[:, None, None]
-        return ((sums["squares"] / n - H.square().sum((1, 2))) / n).clamp(min=0), H
+        return ((sums["squares"] / n - H.square().sum((1, 2)) * (n > 1)) / n).clamp(min=0), H
 
     def combined(self, V: Tensor, H: Tensor, heads: Tensor) -> Tensor:
         """The head of each client with features `H [t, classes, d]`, made of the last m clients' `heads [m, h]`."""
@@ -132,16 +142,18 @@ class FedPAC(Method):
     def merge(self, server: Collaboration, up: Uploads) -> Record:
         sums, counts = self.class_sums(up.features, up.counts, up)
         seen, kept = counts > 0, self.kept(up.head, up.H) & (up.V.nan_to_num(-1, -1, -1) >= 0)
+        V = up.V[kept]
+        if self.aggregator.robust and len(V):
+            V = V.clamp(min=V.median())  # nobody's word makes a head surer than those of half the clients
+        head = self.drawn_in(up.head)[kept]
         pool, met = up.H if bool(kept.all()) else torch.cat([up.H.nan_to_num(0, 0, 0), up.H[kept]]), up.ids[kept]
-        heads = self.combined(up.V[kept], pool, up.head[kept])[: len(up.ids)] if len(met) else server.head[up.ids]
+        heads = self.combined(V, pool, head)[: len(up.ids)] if len(met) else server.head[up.ids]
         return replace(
-            server,
-            body=server.body + self.aggregate(up.update, up.share, up.layout.only("~head")),
-            prototypes=torch.where(seen[:, None], sums / counts.clamp(min=1)[:, None], server.prototypes),
+            server, body=server.body + self.aggregate(up.update, up.share, up.layout.only("~head")),
+            prototypes=torch.where(seen[:, None], sums / torch.where(seen, counts, 1)[:, None], server.prototypes),
             known=torch.maximum(server.known, seen.to(server.known.dtype)),
-            head=enrol(server.head, up.ids, heads), uploaded=enrol(server.uploaded, met, up.head[kept]),
-            V=enrol(server.V, met, up.V[kept]), H=enrol(server.H, met, up.H[kept]),
-            met=enrol(server.met, met, torch.ones_like(met, dtype=torch.bool)),
+            head=enrol(server.head, up.ids, heads), uploaded=enrol(server.uploaded, met, head),
+            V=enrol(server.V, met, V), H=enrol(server.H, met, up.H[kept]), met=enrol(server.met, met, met >= 0)
         )
 
     def averaged(self, server: Collaboration, layout: Layout) -> dict[str, Layout]:

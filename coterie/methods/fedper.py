@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -18,7 +18,9 @@ from coterie.contract.records import Model, Record, Upload
 class FedPer(Method):
     """(phi_i, h_i) <- SGD_i(phi, h_i) jointly; phi <- sum_i p_i phi_i; the head h_i never leaves its client.
 
-    `personal` names what stays: any part of the model, `none` (then this is FedAvg) or `all` (then it is Local).
+    `personal` names what stays: any part of the model, `none` (then this is FedAvg) or `all` (then it is Local). Where
+    that are running statistics, a client that never trained estimates them on its samples. Else a client of the
+    federation that was never asked is served what stays as it was drawn; a newcomer trains it for a round first.
     """
 
     personal: str = "head"
@@ -30,6 +32,13 @@ class FedPer(Method):
     down = up = "body"
     newcomer = "the shared body and a head trained on it for one round"
     cite = "Arivazhagan et al., Federated learning with personalization layers, 2019"
+    presets: ClassVar[tuple[str, ...]] = ("fedsa",)
+
+    @classmethod
+    def fedsa(cls) -> FedPer:
+        """FedSA-LoRA (Guo et al., Selective aggregation for low-rank adaptation in federated learning, ICLR 2025): the
+        factors A are shared, B and the head stay; a newcomer's B is 0 until it has trained for a round."""
+        return cls(personal="*.lora.B+head")
 
     def check(self, population: int, layout: Layout) -> None:
         self.refuse_frozen(layout, self.personal, "keeps with each client")
@@ -42,7 +51,7 @@ class FedPer(Method):
         return Model(init.layout.cut(init.row, f"~{self.personal}"))
 
     def join(self, cohort: Cohort, payload: Model) -> Record:
-        row = cohort.assemble({f"~{self.personal}": payload.row})
+        row = cohort.settled(cohort.assemble({f"~{self.personal}": payload.row}))
         if cohort.round > 0:  # a newcomer: the body is trained, a random head on it would be useless
             row = self.fit(cohort, row)
         return Model(cohort.layout.cut(row, self.personal))
@@ -71,4 +80,4 @@ class FedPer(Method):
 
     def assembled(self, cohort: Cohort, payload: Model, head: Tensor) -> Tensor:
         """Body `[C, d]` and head -> rows `[C, D]`."""
-        return cohort.assemble({f"~{self.personal}": payload.row, self.personal: head})
+        return cohort.settled(cohort.assemble({f"~{self.personal}": payload.row, self.personal: head}))

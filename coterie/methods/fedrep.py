@@ -27,12 +27,18 @@ class FedRep(FedPer):
 
     newcomer = "the shared body and a head fitted to it"
     cite = "Collins et al., Exploiting shared representations for personalized federated learning, ICML 2021"
-    presets = ("pfllib",)
+    presets = ("pfllib", "fedlora")
 
     @classmethod
     def pfllib(cls) -> FedRep:
         """The program of PFLlib, with which most published tables were made: one epoch for each part."""
         return cls(head_epochs=1, body_epochs=1, validation=False, printed="served")
+
+    @classmethod
+    def fedlora(cls) -> FedRep:
+        """FedLoRA (Wu et al., 2023): a shared model of full rank, trained from scratch, and a personal adapter of low
+        rank beside it; the adapter is trained first, then the model (--adapter lora:rank=8,base=trains)."""
+        return cls(personal="adapters", head_epochs=1, body_epochs=1)
 
     def fit(self, cohort: Cohort, rows: Tensor) -> Tensor:
         return cohort.train(rows, epochs=self.head_epochs, part=self.personal)

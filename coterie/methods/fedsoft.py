@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie import streams
+from coterie.contract import sent
 from coterie.contract.algebra import chosen
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.method import Uploads
@@ -58,8 +59,11 @@ class FedSoft(FewModels, Personal):
     """w_i <- SGD from w_i on L_i(w) + lam / 2 sum_s u_is |w - c_s|^2; c_s = sum_i v_is w_i, v_is ~ u_is n_i.
 
     u_is = max(n_is / n_i, sigma) with n_is the samples of client i on which cluster model s has the least loss,
-    counted anew in every `every`-th round. The cluster models start from independent draws. All participants take part
-    in every cluster; with `selected`, c_s is instead the plain mean of so many of them, drawn with probabilities v_is.
+    counted anew in every `every`-th round. The cluster models start from independent draws, every client's model as the
+    first of them; of a module that is the module as given, and the others are drawn anew. A function that builds the
+    same model each time is refused. All participants take part in every cluster; with `selected`, c_s is instead the
+    plain mean of so many of them, drawn with probabilities v_is; those not drawn train all the same, which in the
+    authors' program they do not.
     """
 
     lam: NonNegative = 0.1
@@ -74,6 +78,7 @@ class FedSoft(FewModels, Personal):
     needs no draw and suits fewer clients."""
 
     down = "K"
+    uploads = sent.fields(offset=sent.Vectors(), u=sent.Numbers(above=0, at_most=1))
     by_model = "importance"
     newcomer = "the mixture of the cluster models by its samples, trained for a round near them"
     unprotected = "the shares of clusters that clients report and that make their weights"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coterie.contract import sent
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.method import Uploads
 from coterie.contract.records import Model, Nothing, Record, Upload
@@ -21,6 +22,7 @@ class Local(Personal):
     family = "baseline"
     shared = "nothing"
     down = up = "0"
+    uploads = sent.fields()
     newcomer = "the initialisation"
     averages = False
 

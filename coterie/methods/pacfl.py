@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coterie.contract import sent
 from coterie.contract.algebra import agglomerate, angles, leading
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.method import Uploads, enrol
@@ -29,10 +30,12 @@ class Clusters(Models):
 class PACFL(Clustered):
     """FedAvg inside clusters of clients, found once, before training, from the angles between their data.
 
-    A client sends U_i: the `vectors` leading left singular vectors of each label's samples, made orthonormal.
-    A_ij = arccos sigma_max(U_i' U_j) is the smallest principal angle of the spans; clusters are merged
-    (`linkage`) up to `beta` degrees, or, by default, up to the widest gap between merges. Two subspaces of more than
-    half the dimensions always meet, so U_i keeps at most half as many vectors, the largest, as an input has numbers.
+    A client sends U_i: the `vectors` leading left singular vectors of each label's samples, made orthonormal. A_ij =
+    arccos sigma_max(U_i' U_j) is the smallest principal angle of the spans; clusters are merged (`linkage`) up to
+    `beta` degrees, or, by default, up to the widest gap between merges, if the merge above it is twice as high as the
+    one below and 0.1 degrees higher; otherwise all are merged. So clients with data of one kind stay together, except
+    by chance where inputs have few numbers: compare with beta=90, which is FedAvg. Two subspaces of more than half the
+    dimensions always meet, so U_i keeps at most half as many vectors, the largest, as an input has numbers.
     `measure=columns` takes the smallest angle of any two vectors as they were found, `matched` the sum of the angles
     between the lines of the l-th vectors. `by_label=false` takes the vectors of all samples together, as in the paper.
     All clusters start from the same model.
@@ -42,8 +45,8 @@ class PACFL(Clustered):
     """Leading singular vectors taken of the samples of each label, or of all samples with by_label=false; a client
     sends them together, with measure=principal made orthonormal and at most half as many as an input has numbers."""
     beta: Annotated[float, Range(infinite=True)] | None = None
-    """Clusters are merged up to this angle in degrees; none cuts at the widest gap between merges, where the paper's
-    program takes 4.9 for CIFAR-10 of two labels a client: angles depend on the data."""
+    """Clusters are merged up to this angle in degrees; none cuts at the widest gap between merges if that stands out,
+    where the paper's program takes 4.9 for CIFAR-10 of two labels a client: angles depend on the data."""
     linkage: Literal["average", "weighted", "complete", "single"] = "average"
     """How the distance of two clusters follows from those of their members."""
     measure: Literal["principal", "columns", "matched"] = "principal"
@@ -53,6 +56,7 @@ class PACFL(Clustered):
     together, as in the paper."""
 
     newcomer = "the model of the cluster whose data are nearest"
+    introduces = sent.fields(basis=sent.Directions(axis=0))
     cite = "Vahidian et al., Efficient distribution similarity identification in clustered FL, AAAI 2023"
     unprotected = "the vectors by which clients are put into clusters before training"
     presets = ("official",)

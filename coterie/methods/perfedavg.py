@@ -41,6 +41,7 @@ class PerFedAvg(FedAvg):
 
     family = "meta-learning"
     newcomer = "the shared model after its own step"
+    rates = ("alpha", "beta")
     cite = "Fallah, Mokhtari, Ozdaglar, Personalized federated learning with theoretical guarantees: " \
         "a model-agnostic meta-learning approach, NeurIPS 2020"
     FORMER = (*FedAvg.FORMER, ("steps", "adapt_steps"))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.contract.algebra import affine
+from coterie.contract import sent
+from coterie.contract.algebra import affine, lengths, runaway
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
 from coterie.contract.method import Uploads, enrol
 from coterie.contract.net import Batch, Given, Net
 from coterie.contract.records import Each, Model, Record, Upload
+from coterie.errors import CoterieError
 from coterie.methods.fedper import FedPer
 from coterie.options import BelowOne, Count, CountOrZero, NonNegative, Positive
 
@@ -40,11 +43,13 @@ class PFedHN(FedPer):
     linear output per trainable tensor: its bias starts as a fresh model, its weights at `spread` times the scale of
     that tensor. For psi the vector-Jacobian products of a round's participants are averaged; an embedding takes its own
     client's in full. All are clipped together to norm `hyper_clip` and taken by SGD with `hyper_momentum` and weight
-    `hyper_decay`: a client whose update is very long takes most of the step, and none is kept from that; of one that
-    diverged nothing is learned. Buffers cannot be written so and are averaged. An unseen client fits an embedding
-    alone: `adapt` full gradient steps of size `adapt_lr` from the clients' mean. `personal` names a part that H does
-    not write: it stays with its client, as in FedPer, and is trained with the rest (pFedHN-PC: the head, which a
-    newcomer fits last).
+    `hyper_decay`: a client whose update is long takes most of the step; of one that diverged (its model is not finite,
+    or a hundred times as long as the middle one) nothing is learned, and the round's record counts it. Embeddings of
+    clients that are not asked move by momentum and decay alone. Buffers cannot be written so and are averaged. Every
+    client is told the hypernetwork once, on arrival; an unseen one fits an embedding alone: `adapt` full gradient
+    steps of size `adapt_lr` from the clients' mean.
+    `personal` names a part that H does not write: it stays with its client, as in FedPer, and is trained with the rest
+    (pFedHN-PC: the head, which a newcomer fits last).
     """
 
     personal: str = "none"
@@ -58,8 +63,8 @@ class PFedHN(FedPer):
     spread: NonNegative = 1.0
     """How much models differ between clients at the start."""
     hyper_lr: Positive = 0.1
-    """Step size of hypernetwork and embeddings; the paper takes 0.01 for one client after another, so that 0.1 of a
-    mean over clients is like ten of its steps."""
+    """Step size of hypernetwork and embeddings; the paper takes 0.01 for one client after another: for the
+    hypernetwork 0.1 of a mean over clients is like ten of its steps, for an embedding it is ten times its one step."""
     hyper_momentum: BelowOne = 0.9
     """Momentum of its steps."""
     hyper_decay: NonNegative = 1e-3
@@ -75,7 +80,9 @@ class PFedHN(FedPer):
     shared = "a hypernetwork"
     keeps = "nothing"
     down = up = "1"
+    introduces = sent.fields(e=sent.Numbers(-100, 100))  # drawn from N(0, 1), or fitted by a few steps
     newcomer = "the model of an embedding fitted to its data, the hypernetwork being fixed"
+    rates = ("hyper_lr", "adapt_lr")
     cite = "Shamsian et al., Personalized federated learning using hypernetworks, ICML 2021"
     averages = False
     presets = ("pc",)
@@ -87,10 +94,9 @@ class PFedHN(FedPer):
         return cls(personal="head")
 
     def start(self, init: Init) -> Record:
-        layout, h, generator = init.layout.only(f"~{self.personal}"), self.hidden, init.noise("pfedhn")
-        row = init.layout.cut(init.row, f"~{self.personal}")
+        h, generator, row = self.hidden, init.noise("pfedhn"), init.layout.cut(init.row, f"~{self.personal}")
         k = 1 + init.population // 4 if self.embedding is None else self.embedding
-        columns, scale = trainable(layout, row)
+        columns, scale = trainable(init.layout.only(f"~{self.personal}"), row)
 
         def drawn(*shape: int) -> Tensor:
             even = 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
@@ -103,17 +109,14 @@ class PFedHN(FedPer):
 
     def matrices(self, psi: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """psi `[Q] -> [h, k + 1], [depth, h, h + 1], [P, h + 1]`; the last column of every matrix is its bias."""
-        h, inner = self.hidden, self.hidden * (k + 1)
-        first, middle, outer = psi.tensor_split([inner, inner + self.depth * h * (h + 1)])
+        h = self.hidden
+        first, middle, outer = psi.tensor_split([h * (k + 1), h * (k + 1) + self.depth * h * (h + 1)])
         return first.view(h, k + 1), middle.view(self.depth, h, h + 1), outer.view(-1, h + 1)
 
     def generate(self, psi: Tensor, e: Tensor) -> Tensor:
         """H: embeddings `[m, k] -> [m, P]`."""
         first, middle, outer = self.matrices(psi, e.shape[1])
-        z = affine(first, e)
-        for matrix in middle.unbind():
-            z = affine(matrix, torch.relu(z))
-        return affine(outer, z)
+        return affine(outer, reduce(lambda z, matrix: affine(matrix, torch.relu(z)), middle.unbind(), affine(first, e)))
 
     def rows(self, server: Hyper, e: Tensor) -> Tensor:
         """`[m, k] -> [m, d]`: what is shared of the models of these embeddings."""
@@ -146,15 +149,28 @@ class PFedHN(FedPer):
         return rows if self.personal == "none" else super().fit(cohort, rows)
 
     def merge(self, server: Hyper, up: Uploads) -> Record:  # type: ignore[override]
-        psi_slope, e_slope = self.back(server, server.e[up.ids], -up.learned[:, server.columns])
+        learned = torch.where(self.diverged(server, up)[:, None], 0, up.learned)
         # psi serves them all, an embedding one
-        psi_slope, e_slope = psi_slope / len(up.ids), torch.zeros_like(server.e).index_add(0, up.ids, e_slope)
-        scale = self.hyper_clip / torch.stack([psi_slope.norm(), e_slope.norm()]).norm().clamp(min=self.hyper_clip)
+        psi_slope, slope = self.back(server, server.e[up.ids], -learned[:, server.columns])
+        psi_slope, e_slope = psi_slope / len(up.ids), torch.zeros_like(server.e).index_add(0, up.ids, slope)
+        scale = (self.hyper_clip / lengths(torch.cat([psi_slope, e_slope.flatten()]))).clamp(max=1).to(psi_slope)
         psi, psi_velocity = self.step(server.psi, scale * psi_slope, server.psi_velocity)
         e, e_velocity = self.step(server.e, scale * e_slope, server.e_velocity)
-        moved = server.row + self.aggregate(up.learned, up.share, up.layout.only(f"~{self.personal}"))
-        row = moved.index_copy(0, server.columns, server.row[server.columns])  # buffers alone are averaged
-        return Hyper(psi, e, row, server.columns, psi_velocity, e_velocity)
+        # buffers alone are averaged
+        moved = self.aggregate(learned.index_fill(1, server.columns, 0), up.share, up.layout.only(f"~{self.personal}"))
+        return Hyper(psi, e, server.row + moved, server.columns, psi_velocity, e_velocity)
+
+    def diverged(self, server: Hyper, up: Uploads) -> Tensor:
+        """`[m]`: whose models are on their way to NaN; an update is no measure, as it ends where a client has learned.
+
+        Where fewer than three take part they are measured beside what H writes for (at most a hundred) others.
+        """
+        trained = self.rows(server, server.e[up.ids]) + up.learned
+        others = self.rows(server, server.e[: 100 if len(trained) < 3 else 0])
+        return ~up.finite | runaway(torch.cat([trained, others])[:, server.columns])[: len(trained)]
+
+    def report(self, server: Hyper, up: Uploads) -> dict[str, Tensor]:
+        return {"left_out": self.diverged(server, up).sum()}
 
     def fallback(self, server: Hyper, init: Init, report: Mapping[str, Any]) -> Tensor:  # type: ignore[override]
         """What H writes for the clients' mean embedding; the initial one elsewhere."""
@@ -167,12 +183,14 @@ class PFedHN(FedPer):
 
 
 def draw(net: Net, s: Given, batch: Batch, given: Given) -> dict[str, Tensor]:
-    """A standard normal embedding from the client's own stream (Box and Muller)."""
-    one, two = net.uniform((2, *s.e.shape)).to(s.e.dtype)
-    return {"e": (-2 * torch.log1p(-one)).sqrt() * torch.cos(2 * math.pi * two)}
+    """A standard normal embedding from the client's own stream."""
+    return {"e": net.normal(s.e)}
 
 
 def trainable(layout: Layout, row: Tensor) -> tuple[Tensor, Tensor]:
     """The columns of trainable tensors `[P]`, and the root mean square of each one's tensor in a fresh `row`."""
     chosen = [torch.arange(entry.start, entry.stop, device=row.device) for entry in layout.entries if entry.trainable]
+    if not chosen:
+        raise CoterieError("pfedhn writes all of the model but its personal part, and nothing else of this model "
+                           "trains; set personal=none, or take a model with more layers.")
     return torch.cat(chosen), torch.cat([row[c].square().mean().sqrt().expand(len(c)) for c in chosen])

@@ -34,7 +34,7 @@ class PFedMe(Method):
     inner_lr: Positive = 0.01
     """Their size."""
     nu: NonNegative = 0.0
-    """Weight decay of the personal model."""
+    """Weight decay of the personal model, which the paper's problem does not have; PFLlib and FL-bench take 0.001."""
     beta: NonNegative = 1.0
     """Share of the clients' mean in the new shared model, 1 or 2 in the paper; a server optimizer steps along what this
     leaves."""
@@ -46,6 +46,7 @@ class PFedMe(Method):
     family = "regularised"
     shared = "the model"
     newcomer = "the shared model after the inner steps"
+    rates = ("inner_lr",)
     cite = "Dinh, Tran, Nguyen, Personalized federated learning with Moreau envelopes, NeurIPS 2020"
 
     def only_plain(self) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from coterie.contract import sent
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.method import Uploads
 from coterie.contract.net import Given
@@ -29,7 +30,9 @@ class SCAFFOLD(FedAvg):
     A client's new control variate is the mean gradient along its `path` of tau steps, c_i - c + (theta - y) / (tau lr),
     or the full `gradient` at theta. Clients count alike, as in the paper, or by their samples with `weighted`; c moves
     by the participants' changes over M, so it is the mean over all clients whoever takes part. With a robust aggregator
-    c <- c + m/M mean (c_i - c) over those of m it keeps, and clients upload c_i - c in place of the change.
+    c <- c + m/M mean (c_i - c) over those of m it keeps, none further from what it makes of them than the median one,
+    and clients upload c_i - c in place of the change: c is then not quite the mean c_i, and the model ends near the
+    optimum, not at it.
     """
 
     variate: Literal["path", "gradient"] = "path"
@@ -40,6 +43,7 @@ class SCAFFOLD(FedAvg):
     shared = "the model and a control variate"
     keeps = "its control variate"
     down = up = "2"
+    uploads = sent.fields(update=sent.Vectors(), control=sent.Vectors())
     cite = "Karimireddy et al., SCAFFOLD: stochastic controlled averaging for federated learning, ICML 2020"
     hook = "c - c_i is added to the gradient before the optimizer sees it; with variate=path only plain SGD is taken"
 
@@ -65,5 +69,6 @@ class SCAFFOLD(FedAvg):
     def merge(self, server: Steered, up: Uploads) -> Record:  # type: ignore[override]
         move = self.aggregate(up.update, up.share if self.weighted else up.even, up.layout)
         if self.aggregator.robust:
-            return Steered(server.row + move, self.follow(server.control, server.control + up.control, up))
+            control = self.drawn_in(server.control + up.control)
+            return Steered(server.row + move, self.follow(server.control, control, up))
         return Steered(server.row + move, server.control + up.control.sum(0) / up.population)

@@ -30,6 +30,7 @@ class Accuracy(Metric):
 
     percent = True
     kind = "classes"
+    counts = {"right": "some", "samples": "all"}  # noqa: RUF012
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         return {"right": (right(outputs, y).to(weight.dtype) * weight).sum(), "samples": weight.sum()}
@@ -48,6 +49,7 @@ class TopK(Metric):
     name = "top_k"
     percent = True
     kind = "classes"
+    counts = {"right": "some", "samples": "all"}  # noqa: RUF012
 
     @property
     def scale(self) -> Scale:

@@ -21,6 +21,7 @@ class NLL(Metric):
     title = "negative log likelihood"
     higher = False
     kind = "classes"
+    counts = {"samples": "all"}  # noqa: RUF012
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         cost = -outputs.log_softmax(-1).gather(-1, y[:, None])[:, 0]
@@ -46,6 +47,7 @@ class ECE(Metric):
     higher = False
     percent = True
     kind = "classes"
+    counts = {"excess": "signed", "samples": "all"}  # noqa: RUF012
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         confidence = outputs.softmax(-1).amax(-1).nan_to_num(1.0)

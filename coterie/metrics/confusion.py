@@ -17,6 +17,7 @@ class ByLabelAndAnswer(Tally):
     """`counts [classes, classes]`: samples by label (row) and answer (column)."""
 
     name = "confusion"
+    counts = {"counts": "all"}  # noqa: RUF012
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         classes = outputs.shape[-1]
@@ -30,6 +31,7 @@ class _OfClasses(Metric):
 
     percent = True
     kind = "classes"
+    counts = {"right": "some", "labels": "all", "answers": "all"}  # noqa: RUF012
 
     @property
     def tally(self) -> str:

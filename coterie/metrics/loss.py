@@ -26,6 +26,7 @@ class Loss(Metric):
     """The loss of each sample; that of the run, whatever is written."""
 
     higher = False
+    counts = {"samples": "all"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         super().__post_init__()

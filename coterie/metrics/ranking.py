@@ -35,6 +35,7 @@ class _OfRanks(Metric):
     percent = True
     kind = "classes"
     binned = True
+    counts = {"histogram": "all"}  # noqa: RUF012
 
     @property
     def tally(self) -> str:

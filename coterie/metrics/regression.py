@@ -22,6 +22,7 @@ class MSE(Metric):
     title = "MSE"
     higher = False
     kind = "numbers"
+    counts = {"samples": "all"}  # noqa: RUF012
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         answer, target = _paired(outputs, y)
@@ -38,6 +39,7 @@ class MAE(Metric):
     title = "MAE"
     higher = False
     kind = "numbers"
+    counts = {"samples": "all"}  # noqa: RUF012
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         answer, target = _paired(outputs, y)
@@ -58,6 +60,8 @@ class R2(Metric):
 
     title = "R²"
     kind = "numbers"
+    counts = {"samples": "all"}  # noqa: RUF012
+    values = (-math.inf, 1.0)
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         answer, target = _paired(outputs, y)

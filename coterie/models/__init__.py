@@ -19,6 +19,7 @@ from coterie.models.mlp import MLP
 from coterie.models.resnet import ResNet18
 from coterie.models.sensor import SensorCNN
 from coterie.models.text import FastText, TextCNN
+from coterie.trust import code
 
 __all__ = ["CNN", "MLP", "MODELS", "FastText", "Linear", "ResNet18", "SensorCNN", "TextCNN", "model"]
 
@@ -34,8 +35,8 @@ def model(name: str, shape: Sequence[int], outputs: int, **options: Any) -> Call
     `name` is one of MODELS, or `file.py:Net` for a class in a file (or a function that returns a module). Each call of
     the factory draws fresh weights from torch's global generator.
     """
-    if file := files.IN_FILE.match(name):
-        return _from_file(Path(file[1]), file[2], tuple(shape), outputs, options)
+    if file := files.in_file(name):
+        return _from_file(Path(file[0]), file[1], tuple(shape), outputs, options)
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     chosen = MODELS[name]
@@ -71,7 +72,7 @@ def _from_file(
     path: Path, name: str, shape: tuple[int, ...], outputs: int, options: dict[str, Any]
 ) -> Callable[[], nn.Module]:
     """The factory of a user's class or function, which is told of the data what its signature asks for."""
-    held = vars(files.module(path, f"the model {name}"))
+    held = vars(code.module(path, f"the model {name}"))
     ours = [n for n, v in held.items() if callable(v) and getattr(v, "__module__", "") == held["__name__"]]
     chosen = held.get(name)
     if chosen is None:

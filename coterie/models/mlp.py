@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from coterie.errors import CoterieError
+from coterie.options import require_few
 
 
 class MLP(nn.Module):
@@ -43,6 +44,7 @@ def widths(hidden: int | str | Sequence[int]) -> tuple[int, ...]:
         parts = [part for part in hidden.strip("()[] ").split(",") if part.strip()]
     else:
         parts = [hidden] if isinstance(hidden, int) else list(hidden)
+    require_few(parts, "hidden")
     try:
         sizes = tuple(int(part) for part in parts)
     except ValueError as error:

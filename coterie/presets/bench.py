@@ -125,7 +125,7 @@ def work_of(contest: Contest) -> dict[str, float]:
 
     def counted(*given: Any, **options: Any) -> tuple[Packed, Tensor]:
         packed, keys = inner(*given, **options)
-        seen.append((int(packed.steps.sum()), int((packed.index >= 0).sum())))
+        seen.append((int(packed.steps.sum()), sum(int((stretch.index >= 0).sum()) for stretch in packed.stretches)))
         return packed, keys
 
     engine.batches = counted  # type: ignore[method-assign]

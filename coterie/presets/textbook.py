@@ -25,7 +25,7 @@ from coterie.data import Federation
 from coterie.data.sources import textbook_clients
 from coterie.evaluation.stages import SERVED
 from coterie.models import Linear
-from coterie.report.bubbles import INK
+from coterie.report.bubbles import INK, write_figure
 from coterie.report.plots import COLOURS, dress, new_figure
 from coterie.running.simulation import Simulation
 from coterie.running.training import Training
@@ -223,8 +223,7 @@ def _draw_mix(path: Path) -> Path:
     axes.set_ylabel("test MSE", fontsize=9, color=INK)
     axes.set_title("Mixing the local and the global model; each client's best", loc="left", fontsize=10, color=INK)
     dress(axes)
-    figure.savefig(path)
-    return path
+    return write_figure(figure, path)
 
 
 def _draw_thresholds(path: Path) -> Path:
@@ -252,5 +251,4 @@ def _draw_thresholds(path: Path) -> Path:
     axes.set_title("How many samples make a client independent", loc="left", fontsize=10, color=INK)
     axes.legend(frameon=False, fontsize=9, labelcolor=INK)
     dress(axes)
-    figure.savefig(path)
-    return path
+    return write_figure(figure, path)

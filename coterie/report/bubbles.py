@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
+from coterie import files
 from coterie.data import SPLITS, Federation
-from coterie.errors import counted
+from coterie.errors import counted, shortened
 from coterie.report.series import thinned
 
 INK = "#333333"
@@ -23,19 +29,45 @@ UNSEEN_COLOUR = "#d1762c"
 SHOWN = 200  # beyond this, bubbles are specks: a spread of the clients is drawn instead
 
 
+def write_figure(figure: Figure, path: str | Path, **options: Any) -> Path:
+    """Write a picture in one step, in the format of the file's ending."""
+    made = BytesIO()
+    figure.savefig(made, format=Path(path).suffix.removeprefix(".") or "png", **options)
+    files.write_bytes(Path(path), made.getvalue())
+    return Path(path)
+NAME = 24
+"""Letters of a client's or class's name at an axis."""
+
+
+class Chart(Figure):
+    """A figure that draws without a display and leaves pyplot's global state alone; a $ in it is a $.
+
+    Names come from others, and one such as `$\\frac` would be no formula.
+    """
+
+    def __init__(self, width: float, height: float) -> None:
+        super().__init__(figsize=(width, height), dpi=150, layout="constrained")
+        FigureCanvasAgg(self)
+
+    def draw(self, renderer: RendererBase) -> None:
+        with matplotlib.rc_context({"text.parse_math": False, "text.usetex": False}):  # for ticks, made as late as here
+            for text in self.findobj(Text):
+                text.set_parse_math(False)
+                text.set_usetex(False)
+            super().draw(renderer)
+
+
 def bubbles(federation: Federation, path: str | Path) -> Path:
     """Draw clients against classes with bubbles whose area is the number of samples; returns the path written."""
     shown = thinned(federation.clients, SHOWN)  # seen and unseen in their true proportion
-    figure = Figure(figsize=_inches(len(shown), federation.classes), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Chart(*_inches(len(shown), federation.classes))
     axes = figure.add_subplot()
     if federation.classes:
         _draw_bubbles(axes, federation, shown)
     else:
         _draw_bars(axes, federation, shown)
     _dress(axes, federation, shown)
-    figure.savefig(path)
-    return Path(path)
+    return write_figure(figure, path)
 
 
 def _inches(clients: int, classes: int) -> tuple[float, float]:
@@ -69,7 +101,7 @@ def label_classes(axes: Axes, classes: int, names: Sequence[str] | None) -> None
     """The classes' names at the y axis, or their numbers where they have none; every second, third, ... beyond 30."""
     if names and len(names) == classes:
         some = range(0, classes, -(-classes // 30))
-        axes.set_yticks(some, [shortened(str(names[k])) for k in some])
+        axes.set_yticks(some, [shortened(str(names[k]), NAME) for k in some])
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, steps=[1, 2, 5, 10]))
 
@@ -83,15 +115,10 @@ def label_clients(axes: Axes, names: Sequence[str], inches: float) -> list[int]:
     level = max(map(len, names), default=0) * 5 + 3 < each
     step = 1 if level else max(1, math.ceil(10 / each))
     places = list(range(0, len(names), step))
-    texts = [shortened(names[place]) for place in places]
+    texts = [shortened(names[place], NAME) for place in places]
     axes.set_xticks(places, texts, rotation=0 if level else 60, ha="center" if level else "right",
                     rotation_mode="default" if level else "anchor")
     return places
-
-
-def shortened(name: str, most: int = 24) -> str:
-    """The name, or its beginning where it is longer than `most` characters; a $ starts no formula."""
-    return (name if len(name) <= most else f"{name[: most - 1].rstrip()}…").replace("$", r"\$")
 
 
 def _largest_area(clients: int, classes: int) -> float:

@@ -159,6 +159,8 @@ def _aggregators(entry: Method, plain: str) -> str:
     """Which aggregators a method takes."""
     if not entry.averages:
         return "none, for it averages nothing"
+    if entry.running_mean:
+        return f"the mean and robust ones, as in {plain}+median"
     if not entry.soft:
         return f"any, as in {plain}+confree"
     known = ", ".join(registry.keeping())
@@ -187,8 +189,13 @@ def at_server(cls: type[Any]) -> str:
 
 def alone() -> str:
     """Which training options a method may have of its own."""
-    names = ", ".join(options(LocalOptions))
-    return f"Training options may stand among a method's, for it alone: {names}. `coterie options` explains them."
+    local = options(LocalOptions)
+    own = [f"{cls.name}'s {name}" for cls in registry.methods().values() for name in dict(cls.FORMER) if name in local]
+    return (
+        f"Training options may stand among a method's, for it alone: {', '.join(local)}. `coterie options` explains "
+        f"them. Where a method once called an option of its own so ({', '.join(own)}) that is still what it is read "
+        f"as, with a note; there write {registry.OF_RUN}epochs and so on."
+    )
 
 
 # -- on the terminal -------------------------------------------------------------------------------------------------
@@ -390,16 +397,17 @@ def _plugs(link: str) -> list[str]:
         *(textwrap.fill(text, 120, break_on_hyphens=False) for text in (
             "`fedfew:weigh=client` takes the mean and `private` alone: there the updates themselves are multiplied by "
             "the shares. `fedfew:normalise=true` takes no robust aggregator: a model of little weight would follow "
-            "whoever has most of it.",
+            "whoever has most of it. `fedmtl` takes the mean and robust aggregators alone: what others make of moves "
+            "adds up to no mean of models.",
             "**Servers that keep more than models.** Under "
             f"{', '.join(f'`{cls.name}`' for cls in plugs() if cls.robust)}, which are made for clients that may send "
             "anything, whatever else the server takes from clients is taken from those the aggregator keeps: the "
             "linear terms of `feddyn`, the control variates of `scaffold`, the features, statistics and heads of "
-            "`fedpac`, the prototypes of `fednh`, the models on which `fesem` places its centres, and running "
-            "statistics. For each of these it keeps the clients whose values are finite and at most "
-            f"{FAR:g} times as far from what the aggregator makes of all of them as the median client's. Under other "
-            "aggregators these are sums over everybody. What a method takes from clients that no aggregator protects "
-            "is said on its page, and when a run begins.",
+            "`fedpac`, the prototypes of `fednh`, the models on which `fesem` places its centres and of which `fedmtl` "
+            "keeps the mean, and running statistics. For each of these it keeps the clients whose values are finite "
+            f"and at most {FAR:g} times as far from what the aggregator makes of all of them as the median client's. "
+            "Under other aggregators these are sums over everybody. What a method takes from clients that no "
+            "aggregator protects is said on its page, and when a run begins.",
         )),
     ]
 

@@ -12,9 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import leaves_list, linkage
 
-from coterie.errors import CoterieError
-from coterie.report.bubbles import INK
-from coterie.report.plots import best_first, dress, grey, new_figure, placed, stroke
+from coterie.errors import CoterieError, shortened
+from coterie.report.bubbles import INK, write_figure
+from coterie.report.plots import LABEL, best_first, dress, grey, new_figure, placed, stroke
 from coterie.report.series import Floats
 from coterie.report.table import by_method
 from coterie.running.result import Result
@@ -36,20 +36,19 @@ def conflicts(results: Sequence[Result], path: str | Path) -> Path:
         order = alike(matrix)
         image = axes.imshow(matrix[np.ix_(order, order)], cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest")
         axes.set_axis_off()
-        axes.set_title(name, loc="left", fontsize=9, color=INK, pad=3)
+        axes.set_title(shortened(name, LABEL), loc="left", fontsize=9, color=INK, pad=3)
         if axes is shown[-1]:
             bar = figure.colorbar(image, ax=shown, shrink=0.8, ticks=[-1, 0, 1])
             bar.ax.tick_params(length=0, labelsize=8, labelcolor=INK)
             bar.set_label("cosine between two clients' updates,\nclients ordered by likeness", fontsize=8, color=INK)
-    figure.savefig(path)
-    return Path(path)
+    return write_figure(figure, path)
 
 
 def _draw_fractions(axes: Axes, runs: Mapping[str, Sequence[Result]]) -> None:
     places = placed(list(runs), best_first([run for group in runs.values() for run in group]))
     for name, group in runs.items():
         rounds, fractions = opposed(group)
-        named: dict[str, Any] = {"label": name} if name in places else {}
+        named: dict[str, Any] = {"label": shortened(name, LABEL)} if name in places else {}
         marker = "o" if len(rounds) == 1 else ""
         axes.plot(rounds, 100 * fractions, marker=marker, markersize=4, **stroke(places.get(name)), **named)
     axes.set_ylim(-2, 102)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from coterie.contract.metric import Scale
 from coterie.report.series import Floats
+from coterie.running.confusion import MOST_CELLS
 from coterie.running.result import Result
 
 Ints = NDArray[np.int64]
@@ -35,6 +36,8 @@ def counted_by_client(group: Sequence[Result], stage: str, clients: int) -> Ints
         found = run.confusion(stage) if stage in run.stages else None
         if found is None:
             continue
+        if clients * len(found.classes) ** 2 > MOST_CELLS:
+            continue  # claims of a record; who is scored may be few
         if total is None:
             total = np.zeros((clients, *found.counts.shape[1:]), dtype=np.int64)
         np.add.at(total, run.at(stage).clients, found.counts)

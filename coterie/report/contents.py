@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import coterie
+from coterie import files
 from coterie.contract.metric import Scale
 from coterie.errors import CoterieError
 from coterie.evaluation.stages import ABOUT, SEEN, SERVED, STAGES, unseen
@@ -29,11 +30,11 @@ from coterie.report.header import facts, once, title, unlike
 from coterie.report.missing import infinite, missing, over_flower
 from coterie.report.plots import means_by_round
 from coterie.report.series import Floats, finite, over_seeds, thinned
-from coterie.report.table import Line, by_method, label_of, rows, scale_of
+from coterie.report.table import Line, by_method, label_of, rows, scale_of, without_value
 from coterie.report.verdict import answer
-from coterie.report.watched import others
+from coterie.report.watched import BY_CLASS, others
 from coterie.running.experiment import EXPERIMENT, asked_for
-from coterie.running.folder import Folder, inside
+from coterie.running.folder import Folder, consistent, edited, edits, inside
 from coterie.running.result import Result
 from coterie.running.server import NOTES
 
@@ -49,10 +50,11 @@ MATRIX = 120
 
 def gather(paths: Sequence[Path]) -> dict[str, Any]:
     """Everything the page shows of these runs or comparisons, ready for JSON."""
-    read = [(folder, folder.result()) for folder in runs_of(paths) if _begun(folder)]
-    if not read:
-        raise CoterieError(f"{paths[0]} holds no evaluation yet; give it time, or resume it.")
-    return told(read, paths)
+    with consistent(paths):
+        read = [(folder, folder.result()) for folder in runs_of(paths) if evaluated(folder)]
+        if not read:
+            raise CoterieError(f"{paths[0]} holds no evaluation yet; give it time, or resume it.")
+        return told(read, paths)
 
 
 def told(read: Sequence[tuple[Folder, Result]], paths: Sequence[Path]) -> dict[str, Any]:
@@ -76,7 +78,10 @@ def told(read: Sequence[tuple[Folder, Result]], paths: Sequence[Path]) -> dict[s
     unfinished = sum(not folder.finished for folder, _ in read)
     experiments = list(filter(None, map(_experiment, paths)))
     waiting = _waiting(experiments, begun)
-    notes = [*filter(None, [unlike(read, experiments), twice]), *_notes(read, budget, scales)]
+    changed = [f"{one['folder']}/{EXPERIMENT} was edited since the run began." for one in experiments if one["edited"]]
+    partly = [said for name in lines if name != scales[0].name and not BY_CLASS.fullmatch(name)
+             for said in without_value(lines[name])]
+    notes = [*filter(None, [unlike(read, experiments), twice]), *changed, *partly, *_notes(read, budget, scales)]
     return {
         "title": title(paths), "metrics": [asdict(scale) for scale in scales[: 1 + WATCHED]],
         "coterie": coterie.__version__,
@@ -104,10 +109,10 @@ def runs_of(paths: Sequence[Path]) -> list[Folder]:
     return list(found.values())
 
 
-def _begun(folder: Folder) -> bool:
+def evaluated(folder: Folder) -> bool:
     """Whether an evaluation was written: a whole line below the header."""
     try:
-        with (folder.path / "clients.csv").open() as file:
+        with files.opened(folder.path / "clients.csv") as file:
             return file.readline().endswith("\n") and file.readline().endswith("\n")
     except FileNotFoundError:
         return False
@@ -329,7 +334,7 @@ def _experiment(path: Path) -> dict[str, Any] | None:
     if not (path / EXPERIMENT).is_file():
         return None
     experiment, single, record = asked_for(path)
-    return {**record, "folder": str(path), "wanted": experiment.count(single)}
+    return {**record, "folder": str(path), "wanted": experiment.count(single), "edited": edited(record)}
 
 
 def _waiting(experiments: Sequence[dict[str, Any]], begun: int) -> int:
@@ -348,7 +353,7 @@ def _progress(read: Sequence[tuple[Folder, Result]], waiting: int) -> dict[str, 
 
 
 def _notes(read: Sequence[tuple[Folder, Result]], budget: int, scales: Sequence[Scale]) -> list[str]:
-    notes = []
+    notes = [f"{path} was edited since the run began." for path in edits(Path(), {}, [folder for folder, _ in read])]
     if left := scales[1 + WATCHED :]:
         notes.append(f"Of the watched metrics, {WATCHED} can be looked at on this page; left out: "
                      f"{', '.join(scale.title for scale in left)}.")
@@ -356,7 +361,8 @@ def _notes(read: Sequence[tuple[Folder, Result]], budget: int, scales: Sequence[
         notes.append("These runs were made by an earlier version, which did not record who holds which class.")
     if len({json.dumps(folder.config().get("churn")) for folder, _ in read}) > 1:
         notes.append("These runs differ in which clients are there in which rounds.")
-    said = [note for folder, _ in read for note in folder.config().get("choices", {}).get(NOTES, ())]
+    said = [note for folder, _ in read for note in (folder.config().get("federation") or {}).get("notes", ())]
+    said += [note for folder, _ in read for note in folder.config().get("choices", {}).get(NOTES, ())]
     notes += [note[:1].upper() + note[1:] for note in dict.fromkeys(said)]
     if budget < 2:
         notes.append("There are so many clients that their own curves are left out of this page.")
@@ -383,12 +389,22 @@ def _reproduce(read: Sequence[tuple[Folder, Result]], experiments: Sequence[dict
             _set({key: folder.config()[key] for key in ("method", "training", "federation") if key in folder.config()})
             for folder, _ in read[:10]
         ]
-    return {
+    found = {
         "commands": [shlex.join(e["command"]) for e in experiments if "command" in e],
         "experiments": [{"folder": e["folder"], **_set(e["experiment"])} for e in experiments],
         "environments": environments, "configs": configs,
         "started": "by the server of real sites" if over_flower(read) else "from Python",
     }
+    return {name: _numbers_spelled(value) for name, value in found.items()}
+
+
+def _numbers_spelled(value: Any) -> Any:
+    """The same with words for what JSON has no number for: `nan`, `inf`."""
+    if isinstance(value, dict):
+        return {name: _numbers_spelled(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_numbers_spelled(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _set(options: dict[str, Any]) -> dict[str, Any]:

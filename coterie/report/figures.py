@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from coterie.contract.metric import Scale
-from coterie.errors import counted
+from coterie.errors import counted, shortened
 from coterie.evaluation.reading import measured, scaled
 from coterie.evaluation.stages import SEEN, SERVED, title, unseen
-from coterie.report.bubbles import INK, SEEN_COLOUR, UNSEEN_COLOUR, label_classes, label_clients
-from coterie.report.plots import COLOURS, dress, grey, new_figure, placed, stroke
+from coterie.report.bubbles import INK, NAME, SEEN_COLOUR, UNSEEN_COLOUR, label_classes, label_clients, write_figure
+from coterie.report.plots import COLOURS, LABEL, dress, grey, new_figure, placed, plain_log, stroke
 from coterie.report.series import Floats, thinned
 from coterie.report.table import human_bytes, human_seconds
 from coterie.running.runs import ALWAYS
@@ -26,6 +26,8 @@ from coterie.running.runs import ALWAYS
 Data = dict[str, Any]
 
 GAIN, LOSS, SAME = COLOURS[0], COLOURS[1], "#9aa3ab"
+TITLE = 120
+"""Letters above a chart."""
 MOST_CLIENTS = 200
 """Clients drawn against classes, at most."""
 
@@ -39,7 +41,7 @@ def draw(data: Data, folder: Path) -> list[Path]:
         for kind in ("png", "svg"):
             path = folder / f"{name}.{kind}"
             with matplotlib.rc_context({"svg.hashsalt": "coterie", "svg.fonttype": "none"}):  # same runs, same file
-                figure.savefig(path, metadata={"Date": None} if kind == "svg" else None)
+                write_figure(figure, path, metadata={"Date": None} if kind == "svg" else None)
             written.append(path)
     return written
 
@@ -61,7 +63,7 @@ def figures(data: Data) -> Iterator[tuple[str, Figure]]:
         yield "classes", _classes(data)
     if matrices := method["confusion"].get(stage):
         yield "confusion", _confusion(data, method, stage, matrices)
-    if data["recalled"]["classes"]:
+    if data["recalled"]["classes"] and _recalling(data, stages):
         yield "recall", _recall(data, stages)
     for one in data["methods"]:
         if one["few"] and one["few"]["end"]:
@@ -128,7 +130,7 @@ def _strips(data: Data, stages: Sequence[str], seen: bool) -> Figure:
         _title(axes, title(_key(stage, seen)))
         axes.set_xlabel(_what(data), fontsize=9, color=INK)
         dress(axes)
-    grid[0].set_yticks(range(len(shown)), [m["label"] for m in shown])
+    grid[0].set_yticks(range(len(shown)), [shortened(m["label"], LABEL) for m in shown])
     grid[0].invert_yaxis()
     return figure
 
@@ -167,7 +169,7 @@ def _newcomers(data: Data, stages: Sequence[str], chosen: Data) -> Figure:
         if beside is not None:
             axes.plot(
                 beside["age"], _scaled(data, _floats(beside["start"])), color=SAME, linewidth=1.2, linestyle=":",
-                label=f"clients from the start at the same time, {chosen['label']}",
+                label=f"clients from the start at the same time, {shortened(chosen['label'], LABEL)}",
             )
         dress(axes)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -201,7 +203,8 @@ def _classes(data: Data) -> Figure:
 def _confusion(data: Data, method: Data, stage: str, found: Data) -> Figure:
     """Samples by true class and answer: of the client served worst, and of all that train."""
     worst = found["clients"][0]
-    shown = {f"served worst: {data['clients'][worst['client']]['name'][:28]}": worst, "all clients": found["all"]}
+    who = shortened(data["clients"][worst["client"]]["name"], NAME)
+    shown = {f"served worst: {who}": worst, "all clients": found["all"]}
     size = [float(np.clip(1.2 + 0.42 * len(one["classes"]), 3.2, 9)) for one in shown.values()]
     figure = new_figure(sum(size) + 1.6, max(size) + 0.9)
     grid = figure.subplots(1, len(shown), squeeze=False, width_ratios=size)[0]
@@ -222,10 +225,15 @@ def _confusion(data: Data, method: Data, stage: str, found: Data) -> Figure:
     return figure
 
 
+def _recalling(data: Data, stages: Sequence[str]) -> list[Data]:
+    """The methods with matrices of all stages."""
+    return [m for m in data["methods"] if all(stage in m["confusion"] for stage in stages)]
+
+
 def _recall(data: Data, stages: Sequence[str]) -> Figure:
     """The share of each class's samples that a method finds, all clients together."""
     classes = data["recalled"]["classes"]
-    having = [m for m in data["methods"] if all(stage in m["confusion"] for stage in stages)]
+    having = _recalling(data, stages)
     figure = new_figure(2.6 + len(stages) * (0.4 + 0.42 * len(classes)), 1.8 + 0.34 * len(having))
     grid = figure.subplots(1, len(stages), sharey=True, squeeze=False)[0]
     for axes, stage in zip(grid, stages):
@@ -237,7 +245,7 @@ def _recall(data: Data, stages: Sequence[str]) -> Figure:
         dress(axes)
         axes.grid(False)
         _name_columns(data, axes, classes)
-        axes.set_yticks(range(len(having)), [m["label"] for m in having])
+        axes.set_yticks(range(len(having)), [shortened(m["label"], LABEL) for m in having])
         _title(axes, f"recall by class in %, {stage}")
     return figure
 
@@ -293,7 +301,8 @@ def _few(data: Data, method: Data) -> Figure:
         ticks(range(models), range(1, models + 1))
     grid[5].set_axis_off()
     words = re.sub("(.{1,44})(?: |$)", r"\1\n", few["words"])
-    grid[5].text(0, 1, f"{method['label']}\n\n{words}", va="top", fontsize=10, color=INK, transform=grid[5].transAxes)
+    name = shortened(method["label"], LABEL)
+    grid[5].text(0, 1, f"{name}\n\n{words}", va="top", fontsize=10, color=INK, transform=grid[5].transAxes)
     return figure
 
 
@@ -335,6 +344,7 @@ def _size(data: Data, method: Data, stage: str, against: Sequence[Data]) -> Figu
         axes.scatter(n[there], _scaled(data, gain[there]), c=tint, s=22, alpha=0.75, linewidths=0, zorder=3)
         axes.axhline(0, color=SAME, linewidth=0.8)
         axes.set_xscale("log")
+        plain_log(axes, "x")
         _title(axes, f"gain of {_label(method, stage)} over {base['label']} (served)")
         dress(axes)
         axes.set_xlabel("training samples of the client", fontsize=9, color=INK)
@@ -391,7 +401,7 @@ def _places(data: Data) -> dict[str, int]:
 def _look(data: Data, method: Data) -> Data:
     """How a method's line is drawn, with its name where it has a colour."""
     number = _places(data).get(method["name"])
-    return stroke(number) | ({} if number is None else {"label": method["label"]})
+    return stroke(number) | ({} if number is None else {"label": shortened(method["label"], LABEL)})
 
 
 def _colour(data: Data, method: Data) -> str:
@@ -428,12 +438,12 @@ def _name_columns(data: Data, axes: Axes, classes: Sequence[int]) -> None:
 
 def _class(data: Data, k: int) -> str:
     named = data["labels"] is not None and k < len(data["labels"])
-    return str(data["labels"][k]) if named else str(k)
+    return shortened(str(data["labels"][k]), NAME) if named else str(k)
 
 
 def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.rpartition("/")[2])
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.rpartition("/")[2])[:100]
 
 
 def _title(axes: Axes, text: str) -> None:
-    axes.set_title(text, loc="left", fontsize=9, color=INK, pad=4)
+    axes.set_title(shortened(text, TITLE), loc="left", fontsize=9, color=INK, pad=4)

@@ -10,9 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import CoterieError
+from coterie import files as into
+from coterie.errors import CoterieError, visible
 from coterie.report.contents import gather
 from coterie.report.figures import draw
+from coterie.running.folder import consistent
 
 SCRIPTS = (
     "state", "dom", "numbers", "chart", "focus", "answer", "table", "clients", "spread", "convergence", "newcomers",
@@ -26,12 +28,15 @@ def write(paths: Sequence[Path], out: Path) -> tuple[Path, Path]:
     if out.is_dir():
         raise CoterieError(f"{out} is a folder; name the file to write, such as {out / 'report.html'}.")
     data = gather(paths)
+    with consistent(paths):
+        text = page(data)
     folder = out.with_name(f"{out.stem}-figures")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page(data), encoding="utf-8")
-        folder.mkdir(exist_ok=True)
-        draw(data, folder)
+        into.write_text(out, text)
+        into.make_folder(folder)
+        with consistent(paths):
+            draw(data, folder)
     except OSError as reason:
         raise CoterieError(f"the report {out} cannot be written: {reason.strerror}.") from reason
     return out, folder
@@ -42,7 +47,7 @@ def page(data: dict[str, Any]) -> str:
     web = files("coterie.report") / "web"
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")  # no tag can end the script
     parts = {
-        "TITLE": html.escape(f"coterie report: {data['title']}"), "CSS": (web / "page.css").read_text("utf-8"),
+        "TITLE": html.escape(visible(f"coterie report: {data['title']}")), "CSS": (web / "page.css").read_text("utf-8"),
         "JS": program(), "DATA": text,
     }
     return re.sub("%(TITLE|CSS|JS|DATA)%", lambda found: parts[found[1]], (web / "page.html").read_text("utf-8"))

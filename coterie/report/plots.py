@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -16,10 +15,11 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocato
 from matplotlib.typing import LineStyleType
 
 from coterie.contract.metric import Scale
+from coterie.errors import shortened
 from coterie.evaluation.reading import measured, scaled
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED
 from coterie.evaluation.summary import since_arrival, summarise
-from coterie.report.bubbles import INK
+from coterie.report.bubbles import INK, Chart, write_figure
 from coterie.report.series import Floats, finite, over_seeds
 from coterie.report.table import by_method, label_of, scale_of
 from coterie.running.result import Result, When
@@ -30,6 +30,8 @@ COLOURS = (
     "#00439b", "#c83700", "#008564", "#e964a6", "#000b2c", "#169be9", "#900064", "#b19000", "#854ed3", "#593700",
 )
 LINES = ("-", "--", ":", "-.")
+LABEL = 40
+"""Letters of a method's name."""
 
 
 def line_style(number: int) -> str:
@@ -91,8 +93,7 @@ def picture(results: Sequence[Result], path: str | Path, when: When = "chosen") 
         handles=_legend(runs), loc="outside upper right", ncols=6, frameon=False, fontsize=8, labelcolor=INK,
         handlelength=2.2, columnspacing=1.4,
     )
-    figure.savefig(path)
-    return Path(path)
+    return write_figure(figure, path)
 
 
 def newcomers(results: Sequence[Result], path: str | Path) -> Path:
@@ -103,7 +104,8 @@ def newcomers(results: Sequence[Result], path: str | Path) -> Path:
     places = placed(list(runs), best_first(results))
     for method, group in runs.items():
         age, mean = ages(group, SERVED)
-        named: dict[str, Any] = {"label": label_of(method, SERVED), "marker": "o"} if method in places else {}
+        label = shortened(label_of(method, SERVED), LABEL)
+        named: dict[str, Any] = {"label": label, "marker": "o"} if method in places else {}
         axes.plot(age, mean, markersize=3, **stroke(places.get(method)), **named)
     dress(axes)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
@@ -112,8 +114,7 @@ def newcomers(results: Sequence[Result], path: str | Path) -> Path:
     axes.set_xlabel("rounds since arrival", fontsize=9, color=INK)
     handles = [*axes.get_legend_handles_labels()[0], *grey(len(runs) - len(places))]
     axes.legend(handles=handles, frameon=False, fontsize=8, labelcolor=INK, loc="best")
-    figure.savefig(path)
-    return Path(path)
+    return write_figure(figure, path)
 
 
 def ages(runs: Sequence[Result], stage: str) -> tuple[Floats, Floats]:
@@ -126,10 +127,8 @@ def ages(runs: Sequence[Result], stage: str) -> tuple[Floats, Floats]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure that draws without a display and leaves pyplot's global state alone."""
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    """A figure of this many inches, in which names are text."""
+    return Chart(width, height)
 
 
 def dress(axes: Axes) -> None:
@@ -191,7 +190,7 @@ def _draw_clients(axes: Axes, runs: Sequence[Result], when: When) -> None:
 
 
 def _row_title(method: str) -> str:
-    served, adapted = label_of(method, SERVED), label_of(method, ADAPTED)
+    served, adapted = (shortened(label_of(method, stage), LABEL) for stage in SEEN)
     return served if adapted == served else f"{served}  (adapted: {adapted})"
 
 
@@ -220,7 +219,7 @@ def _dress_clients(column: Sequence[Axes], runs: Sequence[Sequence[Result]], whe
     for axes in column:
         if _is_wide(values, runs[0]):
             axes.set_xscale("log")
-            _plain_log(axes, "x")
+            plain_log(axes, "x")
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
         axes.set_xlim(low, high)
@@ -245,7 +244,7 @@ def _dress_convergence(column: Sequence[Axes], runs: Sequence[Sequence[Result]])
     for axes in column:
         if _is_wide(values, runs[0]):
             axes.set_yscale("log")
-            _plain_log(axes, "y")
+            plain_log(axes, "y")
         else:
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
         axes.set_ylim(low, high)
@@ -275,7 +274,7 @@ def _limits(values: Floats, runs: Sequence[Result]) -> tuple[float, float]:
     return low - air, high + air
 
 
-def _plain_log(axes: Axes, side: str) -> None:
+def plain_log(axes: Axes, side: str) -> None:
     """Ticks 1, 2, 5, 10, ... written out, as exponents are hard to read for numbers this small."""
     axis = axes.xaxis if side == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from coterie.errors import tell, visible
 from coterie.evaluation.reading import shortly, unit
 from coterie.evaluation.stages import SERVED
 from coterie.evaluation.summary import summarise
+from coterie.report.screen import Screen
 from coterie.running.driver import Progress as State
 
 QUIET_SECONDS = 15.0
@@ -22,12 +22,13 @@ QUIET_SECONDS = 15.0
 class Live:
     """Shows a bar on a terminal and sparse lines elsewhere. Use as a context and hand it to `run` as `watch`."""
 
-    def __init__(self, runs: int = 1, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+    def __init__(self, runs: int = 1, console: Screen | None = None) -> None:
+        self.console = console or Screen(stderr=True)
         self.runs = runs
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("left"),
-            TimeRemainingColumn(), TextColumn("{task.fields[clients]}"), console=self.console, transient=True,
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("left"),
+            TimeRemainingColumn(), TextColumn("{task.fields[clients]}", markup=False), console=self.console,
+            transient=True,
         )
         self._task: TaskID | None = None
         self._done: dict[tuple[str, int], int] = {}  # rounds of each run that was heard of; several may take turns
@@ -46,8 +47,7 @@ class Live:
     def __call__(self, state: State) -> None:
         self._done[state.method, state.seed] = state.round
         if state.note:
-            self.console.print(f"coterie: {state.method}, seed {state.seed}, {state.note}", markup=False,
-                               highlight=False, soft_wrap=True)
+            self.console.print(f"coterie: {state.method}, seed {state.seed}, {state.note}", soft_wrap=True)
         scores = state.latest.stages[SERVED]
         served, scale = summarise(scores), scores.scale
         mean, worst = (f"{shortly(scale, v)}{unit(scale)}" for v in (served.mean, served.worst))
@@ -61,4 +61,4 @@ class Live:
             self._bar.update(self._task, completed=done, description=name, clients=clients)
         elif time.monotonic() - self._printed > QUIET_SECONDS:
             self._printed = time.monotonic()
-            print(f"{name}: round {state.round} of {state.rounds}, {clients}", file=sys.stderr, flush=True)
+            tell(visible(f"{name}: round {state.round} of {state.rounds}, {clients}"), stderr=True)

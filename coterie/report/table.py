@@ -8,27 +8,32 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from io import StringIO
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from rich import box
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from coterie import files
 from coterie.contract.metric import Scale
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted, visible
 from coterie.evaluation.reading import direction, measured, number, shortly, shown
 from coterie.evaluation.stages import ADAPTED, SEEN, SERVED, unseen
 from coterie.evaluation.summary import since_arrival, summarise
+from coterie.files import csv_text
 from coterie.report.federations import one_federation
-from coterie.running.outcome import DIVERGED, NOTHING, WORSE, Kind, outcome
+from coterie.report.screen import markdown_text, plain
+from coterie.running.outcome import DIVERGED, NOTHING, UNFINISHED, WORSE, Kind, outcome
 from coterie.running.result import Result, When
 from coterie.running.untrained import Level, level
 
+Cell = TypeVar("Cell")
 NAN = float("nan")
 MEAN = "mean ± seeds"
-MARKS: Mapping[Kind, str] = {DIVERGED: "✗", NOTHING: "∅", WORSE: "▽"}
+MARKS: Mapping[Kind, str] = {DIVERGED: "✗", UNFINISHED: "…", NOTHING: "∅", WORSE: "▽"}
 """What stands before the mean of a method that is not ranked."""
 AGES = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, 0))
 """Spans of rounds since a client's arrival; the last one has no end."""
@@ -55,7 +60,7 @@ class Line:
     jain: float
     left_out: int  # clients without a value, which no other number counts
     diverged: int  # clients whose loss is not finite, at the round reported or the last one: the most of a seed
-    outcome: Kind  # whether it diverged or learned nothing, which is then in no ranking; else empty
+    outcome: Kind  # whether it diverged, learned nothing or is behind, which is then in no ranking; else empty
     why: str  # the same in words
     unseen: float  # mean over clients kept out of training, in the same stage
     epsilon: float  # spent by all rounds, where the aggregator is private
@@ -91,9 +96,9 @@ def rows(results: Sequence[Result], when: When = "chosen", scale: Scale | None =
     With another `scale` the same rounds are seen by that metric; the one that decides has chosen them.
     """
     runs = by_method(results)
-    against = level(results, scale_of(results[0]))
+    against, furthest = level(results, scale_of(results[0])), max(run.reached for run in results)
     found = [
-        _line(group, stage, when, scale or scale_of(results[0]), against)
+        _line(group, stage, when, scale or scale_of(results[0]), against, furthest)
         for stage in SEEN
         for group in runs.values()
         if all(stage in run.stages for run in group)
@@ -129,8 +134,8 @@ def scale_of(result: Result) -> Scale:
 def label_of(method: str, stage: str) -> str:
     """FedAvg's model after local training is, by definition, FedAvg + fine-tune; of a file only its name is shown."""
     if stage == ADAPTED and fine_tunes(method):
-        return f"{method} + fine-tune"
-    return re.sub(r"^.*/(?=[^/]+\.py:)", "", method)
+        return visible(f"{method} + fine-tune")
+    return visible(re.sub(r"^.*/(?=[^/]+\.py:)", "", method))
 
 
 def fine_tunes(method: str) -> bool:
@@ -143,7 +148,7 @@ def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
     lines = rows(results, when)
     extra = _extra(lines)
     table = Table(
-        title=_title(lines), caption=_caption(lines, extra), title_style="bold", caption_style="dim",
+        title=plain(_title(lines)), caption=Text(_caption(lines, extra)), title_style="bold", caption_style="dim",
         title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False,
         pad_edge=False,
     )
@@ -154,9 +159,18 @@ def comparison(results: Sequence[Result], when: When = "chosen") -> Table:
             table.add_column(name, justify="right", no_wrap=True)
     for group in _stages(lines):
         for line in group:
-            method, *cells = _marked(line, group, extra, escape, "[bold]{}[/bold]")
+            method, *cells = _marked(line, group, extra, plain, lambda text: Text(text, "bold"))
             table.add_row(method, line.stage, *cells, end_section=line is group[-1])
     return table
+
+
+def without_value(lines: Sequence[Line]) -> list[str]:
+    """How many clients the numbers of a metric say nothing about: AUROC, for one, needs test samples of two classes."""
+    most = max((line.left_out for line in lines if not math.isnan(line.mean)), default=0)
+    if not most:
+        return []
+    have, are, title = *(("has", "is") if most == 1 else ("have", "are")), lines[0].scale.title
+    return [f"{counted(most, 'client')} {have} no {title} on test data and {are} left out of its numbers."]
 
 
 def beside_paper(results: Sequence[Result], printed: Mapping[str, str]) -> Table | None:
@@ -175,7 +189,7 @@ def beside_paper(results: Sequence[Result], printed: Mapping[str, str]) -> Table
         table.add_column(name, justify="left" if name == "method" else "right")
     for name in methods:
         ours = [lines[name, stage] for stage in SEEN]
-        table.add_row(escape(name), printed[name], *(shown(line.scale, line.mean) for line in ours))
+        table.add_row(plain(name), plain(str(printed[name])), *(shown(line.scale, line.mean) for line in ours))
     return table
 
 
@@ -195,14 +209,14 @@ def newcomers(results: Sequence[Result], stage: str = SERVED) -> Table | None:
         return None
     scale = scale_of(results[0])
     title = f"newcomers, {stage}: test {measured(scale)} by rounds since their arrival"
-    table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
-                  show_edge=False, pad_edge=False, min_width=len(title))
+    table = Table(title=plain(title), title_style="bold", title_justify="left", box=box.SIMPLE_HEAD,
+                  padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, min_width=len(title))
     table.add_column("method", overflow="fold", max_width=36)
     for low, high in present:
         table.add_column(str(low) if low == high else f"{low}-{high}" if high else f"{low}+", justify="right")
     for method, by_span in found.items():
         cells = [shortly(scale, by_span.get(span, NAN)) for span in present]
-        table.add_row(escape(label_of(method, stage)), *cells)
+        table.add_row(plain(label_of(method, stage)), *cells)
     return table
 
 
@@ -223,11 +237,11 @@ def markdown(results: Sequence[Result], when: When = "chosen") -> str:
     lines = rows(results, when)
     extra = _extra(lines)
     several = any(line.seeds > 1 for line in lines)
-    title = _title(lines)
+    title = markdown_text(_title(lines))
     parts = [f"{title[0].upper()}{title[1:]}."]
     for group in _stages(lines):
         heads = ["mean" if name == MEAN and not several else name for name in _cells(group[0], extra)]
-        cells = [_marked(line, group, extra, str, "**{}**") for line in group]
+        cells = [_marked(line, group, extra, markdown_text, "**{}**".format) for line in group]
         parts += [f"**{group[0].stage}**", markdown_table(heads, cells, "--:")]
     return "\n\n".join([*parts, _caption(lines, extra)]) + "\n"
 
@@ -241,21 +255,24 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], alignmen
 def to_csv(results: Sequence[Result], path: str | Path) -> Path:
     """Every number of the comparison, at the chosen and at the last round; what is not known stays empty."""
     lines = [line for when in get_args(When) for line in rows(results, when)]
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(lines[0].record()))
-        writer.writeheader()
-        for line in lines:
-            writer.writerow({name: _plain(value) for name, value in line.record().items()})
+    text = StringIO(newline="")
+    writer = csv.DictWriter(text, list(lines[0].record()))
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({name: _plain(value) for name, value in line.record().items()})
+    files.write_text(Path(path), text.getvalue())
     return Path(path)
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def _line(runs: Sequence[Result], stage: str, when: When, scale: Scale, against: Level | None) -> Line:
+def _line(
+    runs: Sequence[Result], stage: str, when: When, scale: Scale, against: Level | None, furthest: int
+) -> Line:
     scores = [run.at(stage, when).by(scale) for run in runs]
     found = [summarise(one) for one in scores]
-    became = outcome(runs, stage, when, against)
+    became = outcome(runs, stage, when, against, furthest)
 
     def average(name: str) -> float:
         return float(np.mean([getattr(one, name) for one in found]))
@@ -338,25 +355,25 @@ def _cells(line: Line, extra: Sequence[str]) -> dict[str, str]:
 
 
 def _marked(
-    line: Line, group: Sequence[Line], extra: Sequence[str], escaped: Callable[[str], str], bold: str
-) -> list[str]:
+    line: Line, group: Sequence[Line], extra: Sequence[str], escaped: Callable[[str], Cell],
+    bold: Callable[[str], Cell],
+) -> list[Cell]:
     """The cells in a markup: its special characters escaped, the best mean and the best worst client bold."""
-    plain = _cells(line, extra)
+    cells = _cells(line, extra)
     best = {MEAN: _best(group, lambda one: one.mean, shown), "worst": _best(group, lambda one: one.worst, shortly)}
-    cells = {name: escaped(text) for name, text in plain.items()}
     told = {MEAN: shown(line.scale, line.mean), "worst": shortly(line.scale, line.worst)} if line.ranked else {}
-    return [bold.format(text) if name in told and told[name] == best[name] else text for name, text in cells.items()]
+    return [(bold if name in told and told[name] == best[name] else escaped)(text) for name, text in cells.items()]
 
 
 def _best(group: Sequence[Line], of: Callable[[Line], float], text: Callable[[Scale, float], str]) -> str | None:
     """The best value of several methods that learned something, as it is printed; None where more than half of the
-    methods have it.
+    methods have it, or where one is not finished and behind others.
 
     A column that is bold from top to bottom tells nobody apart, and two values that print alike are level.
     """
     scale = group[0].scale
     values = [of(line) for line in group if line.ranked and not math.isnan(of(line))]
-    if len(group) < 2 or not values:
+    if len(group) < 2 or not values or any(line.outcome == UNFINISHED for line in group):
         return None
     found = text(scale, max(values) if scale.higher else min(values))
     return found if 2 * [text(scale, of(line)) for line in group].count(found) <= len(group) else None
@@ -411,6 +428,8 @@ def _caption(lines: Sequence[Line], extra: Sequence[str]) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return " ".join(str(item) for item in value)
+    if isinstance(value, str):
+        return csv_text(value)
     return "" if isinstance(value, float) and math.isnan(value) else value
 
 

@@ -17,17 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from coterie.contract.metric import Scale
+from coterie.data.readers.tables.schema import scaled
 from coterie.errors import counted
 from coterie.evaluation.intervals import is_proportion
 from coterie.evaluation.reading import measured, points, shortly, shown, unit
 from coterie.evaluation.stages import ADAPTED, SERVED
+from coterie.report.screen import plain
 from coterie.report.series import Floats, over_seeds
-from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, label_of, rows
-from coterie.running.outcome import DIVERGED, NOTHING, gap
+from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, label_of, rows, without_value
+from coterie.running.folder import Folder
+from coterie.running.outcome import DIVERGED, NOTHING, UNFINISHED, WORSE, gap
 from coterie.running.result import Result
 from coterie.running.runs import ALWAYS
 from coterie.running.untrained import Level, level
@@ -58,6 +60,8 @@ class Case:
 
 
 Number = Callable[[Case], float]
+Hint = tuple[str, str]
+"""What to do, and what where columns of numbers were scaled already."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +116,20 @@ def verdict(results: Sequence[Result]) -> str:
     hopeless, warnings = troubles(results, found)
     said = [*([hopeless] if hopeless else []), *warnings]
     if len({case.line.method for case in found}) < 2:
-        return " ".join([*said, *_without_value(found)])
+        return " ".join([*said, *without_value([case.line for case in found])])
     if hopeless:
-        return "\n".join([*said, *_without_value(found)])
+        return "\n".join([*said, *without_value([case.line for case in found])])
     said += [_sentences(measure, found) for measure in (MEAN, WORST)]
+    said += _going_on(sum(not result.finished for result in results))
     if min(case.line.seeds for case in found) < 2:
         said.append("With one seed, the noise between seeds is unknown.")
-    return "\n".join([*said, *_clients_only(found), *_without_value(found)])
+    return "\n".join([*said, *_clients_only(found), *without_value([case.line for case in found])])
 
 
 def ranked(found: Sequence[Case]) -> list[Case]:
-    """Those that may be called best: they learned something, and did not diverge."""
+    """Those that may be called best: they learned something, and did not diverge; none while one is behind others."""
+    if any(case.line.outcome == UNFINISHED for case in found):
+        return []
     return [case for case in found if case.line.ranked]
 
 
@@ -139,7 +146,9 @@ def troubles(results: Sequence[Result], found: Sequence[Case]) -> tuple[str, lis
     able = ranked(found)
     what = "method" if len({case.line.method for case in found}) > 1 else "stage"
     if not able:
-        return _hopeless(found, what, against), [*_went_wrong(found), *_hint(found, results, HINT), *_retried(results)]
+        useless = HINT if {NOTHING, WORSE} & {case.line.outcome for case in found} else None
+        return (_hopeless(found, what, against),
+                [*_went_wrong(found), *_hint(found, results, useless), *_retried(results)])
     warnings = []
     best = MEAN.best(able)
     if against is not None:
@@ -149,7 +158,7 @@ def troubles(results: Sequence[Result], found: Sequence[Case]) -> tuple[str, lis
         if known is not None and known[0] <= BEYOND * error:
             said = f"{against.words} ({shortly(scale, known[1])}{unit(scale)})"
             warnings.append(f"The best, {best.name}, is within noise between clients of {said}.")
-    useless = HINT if any(case.line.outcome == NOTHING for case in found) else ""
+    useless = HINT if any(case.line.outcome == NOTHING for case in found) else None
     return "", [*warnings, *_went_wrong(found), *_hint(found, results, useless), *_retried(results)]
 
 
@@ -157,6 +166,8 @@ def _hopeless(found: Sequence[Case], what: str, against: Level | None) -> str:
     kinds = {case.line.outcome for case in found}
     if kinds == {DIVERGED}:
         return f"Every {what} diverged, so none is best."
+    if UNFINISHED in kinds:
+        return "Runs are not finished and stand at different rounds, or at none, so none is best yet."
     finite = [case for case in found if case.line.outcome != DIVERGED]
     beside = None if against is None else gap(MEAN.best(finite).values, against, found[0].scale.sign)
     if against is None or beside is None or beside[0] > against.slack:
@@ -178,12 +189,19 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
-def _hint(found: Sequence[Case], results: Sequence[Result], otherwise: str) -> list[str]:
+def _hint(found: Sequence[Case], results: Sequence[Result], otherwise: Hint | None) -> list[str]:
     """What to do about divergence, where no smaller learning rate was found by trying, or else this."""
     if any(note.get("fine") for result in results for note in result.notes):
         return []
     said = LOWER if any(case.line.outcome == DIVERGED for case in found) else otherwise
-    return [said] if said else []
+    return [said[scaled(_recipe(results[0]))]] if said else []
+
+
+def _recipe(result: Result) -> Mapping[str, Any]:
+    """How the federation of a run was made."""
+    if result.folder is not None and (result.folder / "config.json").is_file():
+        return Folder(result.folder).config().get("federation") or {}
+    return {} if result.simulation is None else result.simulation.federation.recipe
 
 
 def _retried(results: Sequence[Result], most: int = 3) -> list[str]:
@@ -194,8 +212,8 @@ def _retried(results: Sequence[Result], most: int = 3) -> list[str]:
     return [*noted[:most], *more]
 
 
-HINT = "Scale the inputs or change the learning rate."
-LOWER = "Lower the learning rate (--set lr=...) or scale the inputs."
+HINT: Hint = ("Scale the inputs or change the learning rate.", "Change the learning rate, or allow more rounds.")
+LOWER: Hint = ("Lower the learning rate (--set lr=...) or scale the inputs.", "Lower the learning rate (--set lr=...).")
 
 
 def cases(results: Sequence[Result]) -> list[Case]:
@@ -225,15 +243,15 @@ def served_worst(results: Sequence[Result], most: int = 3) -> Table | None:
     beside = [case for case in found if case.line.method in ALWAYS and case.line.stage == SERVED]
     columns = [best, *(case for case in beside if case is not best)]
     title = f"served worst by {best.name}: test {measured(best.scale)}"
-    table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
-                  show_edge=False, pad_edge=False, min_width=len(title))
+    table = Table(title=plain(title), title_style="bold", title_justify="left", box=box.SIMPLE_HEAD,
+                  padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, min_width=len(title))
     table.add_column("client", overflow="fold", max_width=40)
     for name in ("test samples", *(case.name for case in columns)):
-        table.add_column(escape(name), justify="right")
+        table.add_column(plain(name), justify="right")
     names = results[0].names or tuple(map(str, range(len(values))))
     for i in order:
         cells = [shortly(case.scale, float(over_seeds(case.values)[i])) for case in columns]
-        table.add_row(escape(names[i]), str(best.samples[i]), *cells)
+        table.add_row(plain(names[i]), str(best.samples[i]), *cells)
     return table
 
 
@@ -336,8 +354,10 @@ NOISE: Mapping[bool | None, str] = {
 
 
 def difference(scale: Scale, a: float, b: float) -> str:
-    """|a - b| of the two numbers as `shown` rounds them, so that readers can check it."""
-    return f"{abs(Decimal(shown(scale, a)) - Decimal(shown(scale, b))):f}"
+    """|a - b| of the two numbers as `shown` rounds them, so that readers can check it, and in its notation."""
+    texts = shown(scale, a), shown(scale, b)
+    apart = abs(Decimal(texts[0]) - Decimal(texts[1]))
+    return f"{float(apart):.2e}" if apart and any("e" in text for text in texts) else f"{apart:f}"
 
 
 def _headline(winner: Case, found: Sequence[Case]) -> str:
@@ -372,25 +392,19 @@ def _headline(winner: Case, found: Sequence[Case]) -> str:
 
 
 def _caveat(found: Sequence[Case], unfinished: int) -> str:
-    parts = []
-    if unfinished:
-        parts.append(f"{unfinished} run{'s are' if unfinished > 1 else ' is'} not finished; the numbers will change.")
+    parts = _going_on(unfinished)
     seeds = min(case.line.seeds for case in found)
     if seeds < 2:
         parts.append("With one seed, the noise between seeds is unknown; compare with --seeds 3 or more to know.")
     elif seeds < 3:
         parts.append("With two seeds the noise between seeds is known only roughly.")
     parts += _clients_only(found) if len({case.line.method for case in found}) > 1 else []
-    return " ".join([*parts, *_without_value(found)])
+    return " ".join([*parts, *without_value([case.line for case in found])])
 
 
-def _without_value(found: Sequence[Case]) -> list[str]:
-    """How many clients the numbers say nothing about: AUROC, for one, needs test samples of two classes."""
-    most, title = max(case.line.left_out for case in found), found[0].scale.title
-    if not most:
-        return []
-    have, are = ("has", "is") if most == 1 else ("have", "are")
-    return [f"{counted(most, 'client')} {have} no {title} on test data and {are} left out of every number."]
+def _going_on(unfinished: int) -> list[str]:
+    are = "runs are" if unfinished > 1 else "run is"
+    return [f"{unfinished} {are} not finished; the numbers will change."] if unfinished else []
 
 
 def _clients_only(found: Sequence[Case]) -> list[str]:

@@ -11,14 +11,17 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from coterie.errors import CoterieError
-from coterie.report.contents import gather
+from coterie.errors import CoterieError, visible
+from coterie.report.contents import evaluated, gather
 from coterie.report.page import page
 from coterie.running.experiment import EXPERIMENT
-from coterie.running.folder import inside
+from coterie.running.folder import consistent, inside
 
 FRESH_SECONDS = 2.0
 """How long gathered data are served before the files are read again."""
+
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+"""What this machine calls itself."""
 
 WAITING = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">
 <meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><title>coterie watch</title>
@@ -52,38 +55,68 @@ def _begun(path: Path) -> bool:
     return (path / EXPERIMENT).is_file() or bool(inside(path))
 
 
+def _ours(hosts: Sequence[str], port: int) -> bool:
+    """Whether a browser asks by a name of this machine: a foreign page can make its own name mean 127.0.0.1."""
+    ends = (f":{port}", "") if port == 80 else (f":{port}",)
+    return len(hosts) == 1 and hosts[0].lower() in [f"{name}{end}" for name in HOSTS for end in ends]
+
+
+def _served(name: str, data: dict[str, Any] | None) -> tuple[str, str]:
+    """The page, or its data alone, and of which kind that is."""
+    if name == "/":
+        return WAITING if data is None else page(data), "text/html"
+    return json.dumps(data, allow_nan=False), "application/json"
+
+
 def server(paths: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
     """A server on 127.0.0.1, on a free port where none is given; `serve_forever` runs it."""
     watcher = Watcher(paths)
-    watcher.data()  # a wrong path is said at once, not in the browser
+    if watcher.data() is None and any(evaluated(folder) for path in paths for folder in inside(path)):
+        gather(paths)  # a wrong path and damaged records are said at once, not in the browser
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = 30  # seconds without a word, after which a connection is closed
+
         def do_GET(self) -> None:
+            if not _ours(self.headers.get_all("Host") or (), self.connection.getsockname()[1]):
+                self._refuse(421, "this page is served to 127.0.0.1 and localhost alone")
+                return
             name = self.path.partition("?")[0]
             if name not in ("/", "/data.json"):
-                self.send_error(404)
+                self._refuse(404, "there are / and /data.json")
                 return
             try:
                 data = watcher.data()
+                with consistent(watcher.paths):
+                    text, kind = _served(name, data)
             except CoterieError as reason:
-                self.send_error(500, str(reason))
+                self._refuse(500, visible(str(reason)))
                 return
-            if name == "/":
-                self._answer(WAITING if data is None else page(data), "text/html")
-            else:
-                self._answer(json.dumps(data, allow_nan=False), "application/json")
+            self._answer(text, kind)
+
+        do_HEAD = do_GET  # noqa: N815 (the name in http.server)
 
         def _answer(self, text: str, kind: str) -> None:
             body = text.encode()
             tag = f'"{sha256(body).hexdigest()[:16]}"'
-            same = self.headers.get("If-None-Match") == tag
-            self.send_response(304 if same else 200)
+            if self.headers.get("If-None-Match") == tag:
+                self._send(304, b"", kind, tag)
+            else:
+                self._send(200, body, kind, tag)
+
+        def _refuse(self, code: int, why: str) -> None:
+            self._send(code, f"coterie watch: {why}\n".encode(), "text/plain")
+
+        def _send(self, code: int, body: bytes, kind: str, tag: str | None = None) -> None:
+            self.send_response(code)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
-            self.send_header("Content-Length", "0" if same else str(len(body)))
+            self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
-            self.send_header("ETag", tag)
+            self.send_header("X-Content-Type-Options", "nosniff")
+            if tag is not None:
+                self.send_header("ETag", tag)
             self.end_headers()
-            if not same:
+            if self.command != "HEAD":
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:

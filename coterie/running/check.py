@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from coterie import registry
+from coterie.contract import records
+from coterie.contract.sent import Sender
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.evaluation.stages import ADAPTED, unseen
-from coterie.running.clients import local
+from coterie.models.lora import adapted
+from coterie.running.clients import introduce, local
 from coterie.running.simulation import Simulation
 from coterie.running.training import Training
 
@@ -94,7 +97,8 @@ def _net() -> nn.Module:
 def _simulation(spec: str, data: Federation | None = None, **options: object) -> Simulation:
     data = _federation(_clients(), [0, 1, 2, 3], 0) if data is None else data
     training = Training(rounds=ROUNDS, batch=4, lr=0.1, device="cpu", precision="float64", **options)  # type: ignore[arg-type]
-    return Simulation(registry.method(spec), _net, data, training)
+    method = registry.method(spec)
+    return Simulation(method, adapted(_net, "lora:rank=2,base=trains" if method.adapters else ""), data, training)
 
 
 def _after(simulation: Simulation, rounds: int = ROUNDS) -> Simulation:
@@ -194,6 +198,27 @@ def _newcomers(spec: str) -> str:
     return _apart(rows[:4], _rows(_after(_simulation(spec))))
 
 
+def _declared(spec: str) -> str:
+    """What clients send is named in `uploads` and `introduces`, and holds what is said there."""
+    simulation, ids = _simulation(spec), np.arange(4)
+    method, sizes = simulation.method, simulation.federation.sizes("train")
+    for _ in range(ROUNDS):
+        rows = simulation.server.state.tensors().get("rows")
+        hello = records.spread(simulation.server.hello(), 4)
+        told = introduce(method, simulation.cohort(ids), hello)
+        upload, _ = local(method, simulation.cohort(ids), simulation.payload(ids), simulation.own)
+        for word, sent_by, declared in (("introduces", told, method.introduces), ("uploads", upload, method.uploads)):
+            for name, tensor in sent_by.tensors().items():
+                if name not in declared:
+                    return f"'{name}' is not declared; say what it may hold: {word} = sent.fields({name}=...)"
+                for i in ids:
+                    known = Sender(int(sizes[i]), 0 if rows is None else len(rows))
+                    if wrong := declared[name].wrong(tensor[i], known):
+                        return f"client {i}'s '{name}' {wrong}, which {word} does not allow"
+        _after(simulation, 1)
+    return ""
+
+
 def _absent(spec: str) -> str:
     """Clients that are not drawn, or do not answer, still have a model."""
     rows = _rows(_after(_simulation(spec, participation=0.5, dropouts=0.4, seed=3)))
@@ -206,6 +231,7 @@ DEMANDS: dict[str, Callable[[str], str]] = {
     "the result does not depend on how clients are grouped": _grouped,
     "the result does not depend on the order of clients": _ordered,
     "what a client sends depends on its own data alone": _alone,
+    "what a client sends is declared, and is as declared": _declared,
     "evaluation changes nothing": _looked_at,
     "a run that is resumed ends as it would have": _resumed,
     "clients may be absent": _absent,

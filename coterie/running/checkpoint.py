@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from coterie import files
 from coterie.errors import CoterieError
 
 FORMAT = 1
@@ -23,9 +24,9 @@ FORMAT = 1
 def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write beside the old file, flush to the disk, then take its place. On failure the old file stays as it was."""
     fresh = path.with_name(path.name + ".tmp")
-    header = {"coterie": json.dumps({"format": FORMAT, **meta})}
+    header = {"coterie": json.dumps({**meta, "format": FORMAT})}
     try:
-        save_file(_apart(tensors), fresh, metadata=header)
+        save_file(_apart(tensors), files.beside(path), metadata=header)
         _flush(fresh)
         os.replace(fresh, path)
         _flush(path.parent)

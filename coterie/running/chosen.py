@@ -26,8 +26,8 @@ State = tuple[dict[str, Tensor], dict[str, Any]]
 
 CHOSEN, LAST = "chosen on validation data", "last"
 """What is said of the round of a model that was handed out."""
-LARGE, MANY = 1 << 24, 100
-"""Bytes, and models of the run's size, above which a state is large."""
+LARGE, MANY, CROWD = 1 << 24, 100, 1000
+"""A state is large above so many bytes, if these are so many models of the run's size, or above so many models."""
 
 EARLIER = "an earlier version of coterie kept the state of the last round alone"
 ALONE = "the clients' states are large, so the run keeps that of the last round and the one chosen for served"
@@ -41,7 +41,8 @@ def keeps(tensors: Mapping[str, Tensor], row: Tensor, private: bool) -> Keeps:
     """What a run with such a state keeps; one model of it is `row [D]`."""
     if private:
         return "none"
-    return "served" if sum(t.nbytes for t in tensors.values()) > max(LARGE, MANY * row.nbytes) else "both"
+    most = min(max(LARGE, MANY * row.nbytes), CROWD * row.nbytes)
+    return "served" if sum(t.nbytes for t in tensors.values()) > most else "both"
 
 
 def wanted(history: Sequence[Evaluation], keeps: Keeps = "both") -> tuple[int, ...]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coterie import registry, streams
+from coterie import memory, registry, streams
 from coterie.contract.cohort import BOUND, Cohort, Init, LocalTraining, Members
 from coterie.contract.engine import Engine, FloatArray, IntArray
 from coterie.contract.method import Method
@@ -21,7 +22,7 @@ from coterie.contract.records import Record, Upload
 from coterie.data import Federation
 from coterie.data.augment import NONE, Augment
 from coterie.data.weights import balanced
-from coterie.engine import choose
+from coterie.engine import choose, waves
 from coterie.engine.arithmetic import Arithmetic
 from coterie.engine.resident import Feeding
 from coterie.errors import CoterieError
@@ -72,7 +73,8 @@ class Clients:
         chosen = registry.optimizer(training.optimizer)
         self.optimizer = None if chosen.plain else chosen
         task = self.engine.net.task
-        self.measures = Measures.of(training.metric, training.watch, task, tuple(self.federation.y.shape[1:]))
+        self.measures = Measures.of(training.metric, training.watch, task, tuple(self.federation.y.shape[1:]),
+                                    method.aggregator.robust)
         self.scored = Scored(self.measures.further)
         self._names = streams.integers("client", self.federation.names)
         self._histogram = self.federation.histogram("train")  # [clients, classes]
@@ -95,6 +97,27 @@ class Clients:
         kept = kept and (not choices or ("prefix" in choices) == ("prefix" in twin.choices))
         fed = all(getattr(self.training, name) == getattr(twin.training, name) for name in Training.FED)
         return kept and fed and twin.engine.net.fits(self.init.module)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def fitting(self, models: int) -> int:
+        """How many clients with so many models each memory holds at once; see `coterie.engine.waves`."""
+        return waves.fitting(self.client_bytes(models), max(0, memory.free(self.device) - self.engine.pending))
+
+    def client_bytes(self, models: int) -> int:
+        """What one client with so many models takes in a stack."""
+        x, training = self.engine.example(), self.training
+        outputs = waves.activations(self.engine.net, self.init.row, x)
+        largest = int(np.diff(self.federation.bounds, axis=1).max())
+        batch = min(training.batch, largest) if training.batch else largest
+        scored = min(self.engine.evaluation_batch, largest)
+        size = self.layout.size
+        return models * waves.slot_bytes(size, x[0].numel(), outputs, batch, scored, self.dtype.itemsize)
+
+    def models_in(self, payload: Record) -> int:
+        """Models that each client receives in a payload `[C, ...]`."""
+        rows = [t for t in payload.tensors().values() if t.shape[-1:] == (self.layout.size,)]
+        return max((t[0].numel() // self.layout.size for t in rows), default=1)
 
     # -- cohorts and what travels ---------------------------------------------------------------------------------
 
@@ -168,7 +191,7 @@ def introduce(method: Method, cohort: Cohort, hello: Record) -> Upload:
 def settled(cohort: Cohort, payload: Record) -> Record:
     """What clients received, `[C, ...]`, in models that have no running statistics of theirs yet with statistics of
     their own training samples: with buffers=local nobody sends any, and those of the start fit no trained model."""
-    if not cohort.members.own_buffers or cohort.round == 0:
+    if not cohort.members.own_buffers:
         return payload
     return payload.map(lambda t: cohort.settled(t) if t.shape[-1:] == (cohort.layout.size,) else t)
 
@@ -178,7 +201,7 @@ def join(method: Method, cohort: Cohort, payload: Record) -> Record:
 
 
 def local(method: Method, cohort: Cohort, payload: Record, mine: Record) -> tuple[Upload, Record]:
-    found = method.local(cohort, payload, mine)
+    found = method.local(cohort, settled(cohort, payload), mine)
     both = isinstance(found, tuple) and len(found) == 2
     if not (both and isinstance(found[0], Upload) and isinstance(found[1], Record)):
         raise CoterieError(f"{type(method).__name__}.local must return an Upload and a Record, not {_said(found)}.")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie import files
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation
 from coterie.evaluation.stages import basis
@@ -90,11 +91,11 @@ def line(stage: str, t: int, counts: Counts) -> str:
 
 
 def read(path: Path, stage: str, t: int, clients: int, classes: Sequence[str]) -> Confusion | None:
-    """The matrices of a stage after t rounds; None where the file does not hold them."""
-    if not path.is_file():
+    """The matrices of a stage after t rounds; None where the file does not hold them, or they are too many."""
+    if not path.is_file() or clients * len(classes) ** 2 > MOST_CELLS:
         return None
     try:
-        for text in path.read_text(encoding="utf-8").splitlines():
+        for text in files.read_text(path).splitlines():
             try:
                 record = json.loads(text)
             except ValueError:

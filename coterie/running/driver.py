@@ -46,7 +46,7 @@ class Driver:
         self, simulation: Simulation, folder: Folder | None, asked: Mapping[str, Any], resume: bool, restored: bool,
         keep: bool, again: Callable[[], Simulation] | None = None,
     ) -> None:
-        """`asked` are `head`, `freeze` and `train`, what was said of the model.
+        """`asked` are `head`, `adapter`, `freeze` and `train`, what was said of the model.
 
         `resume` goes on with what the folder holds, and the simulation is `restored` where that was a checkpoint.
 
@@ -61,6 +61,11 @@ class Driver:
         self._held: dict[int, State] = {}  # the states of chosen rounds, of a run without a folder
         self._saved: tuple[Any, ...] = ()  # what the last checkpoint was of
 
+    def require_same(self) -> None:
+        """Raise where the folder holds a run with other settings."""
+        if self.folder is not None and self.resume:
+            self.folder.require_same(_config(self.spelling, self.simulation, self.asked))
+
     def _open(self) -> None:
         """Begin the records, or read those that a checkpoint goes with."""
         self.history: list[Evaluation] = []
@@ -72,8 +77,10 @@ class Driver:
         if not self.resume:
             self.folder.create(_config(self.spelling, self.simulation, self.asked))
             self.folder.describe(self.simulation.federation)
-        elif not self.restored:
-            self.folder.restart()
+        else:
+            self.folder.go_on(_config(self.spelling, self.simulation, self.asked))
+            if not self.restored:
+                self.folder.restart()
         self.history, self.rounds = self.folder.history(), self.folder.rounds()
         self.notes = self.folder.notes()
         if self.watch is not None:
@@ -84,6 +91,8 @@ class Driver:
         simulation = self.simulation
         self._open()
         yield from self._evaluate_when_due()
+        if simulation.server.guard is not None and not self.restored:
+            self._save()  # whatever happens from here on, a round that is repeated has the same noise
         while simulation.rounds_done < self.training.rounds and not self._patience_is_over():
             yield from self._round()
             yield from self._evaluate_when_due()
@@ -102,7 +111,7 @@ class Driver:
             self.spelling, self.training.seed, tuple(self.history), tuple(self.rounds),
             sum(r["seconds"] for r in self.rounds), simulation.method.printed, simulation.federation.names,
             self.folder.path if self.folder else None, self.kept, _arrivals(simulation.federation),
-            simulation.class_names, self.matrices.held, tuple(self.notes), self._states(),
+            simulation.class_names, self.matrices.held, notes=tuple(self.notes), kept=self._states(),
         )
         if self.folder is not None:
             found = simulation.models()
@@ -210,6 +219,7 @@ def _arrivals(federation: Federation) -> tuple[int, ...]:
 def _config(spelling: str, simulation: Simulation, asked: Mapping[str, Any]) -> dict[str, Any]:
     federation, schedule = simulation.federation, simulation.federation.schedule
     spec = RunSpec.for_data(federation, method=spelling, model="", training=simulation.asked, **asked)
+    spec = spec.as_it_was()
     churn = {} if schedule is None else {"churn": [[a, None if b == NEVER else b] for a, b in schedule.tolist()]}
     return {
         **spec.config(), "published": simulation.method.printed, "by_model": simulation.method.by_model,

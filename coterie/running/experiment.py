@@ -7,45 +7,64 @@ In Python it runs in one call, as `coterie run` and `coterie compare` would run 
 
 from __future__ import annotations
 
-import shutil
+import os
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
 from coterie import files, registry
 from coterie.contract.local import LocalOptions
 from coterie.contract.method import Method
+from coterie.contract.shapes import FewModels
 from coterie.contract.units import Unit
 from coterie.data import Federation, Source, churn, groups, load, load_as, natural, partition, published, spelled
 from coterie.data.partition import require_options
 from coterie.data.readers.tables.schema import unit_of
 from coterie.errors import CoterieError, counted, unknown
-from coterie.options import added, build, options, parse_options, pieces
-from coterie.running.folder import Folder, environment
+from coterie.options import LONGEST_DATA, added, build, options, parse_options, pieces, require_short
+from coterie.running.folder import Folder, environment, sealed, unedited
 from coterie.running.result import Result
 from coterie.running.runs import Prepared, Watch, prepare_comparison, prepare_run, with_baselines
-from coterie.running.spec import RunSpec
-from coterie.running.training import Training, whole_path
+from coterie.running.spec import PARTS, RunSpec
+from coterie.running.training import Training
+from coterie.trust import code
+
+Part = TypeVar("Part", bound=Callable[..., Any])
 
 DEFAULT_PARTITION = "dirichlet:alpha=0.5"
 DEFAULT_METHODS = ("fedprox", "fedper", "ifca", "fedfew")
 """What a comparison holds beside the baselines where nobody named a method."""
 EXPERIMENT = "experiment.json"
 """What was asked for, in the folder of a run or of a comparison."""
-MODEL_FILE = "model.py"
-LOSS_FILE = "loss.py"
 LISTS = ("watch",)
 """Training options that add up where they are set more than once."""
 FLAGS = (
-    "data", "data_dir", "partition", "clients", "unseen", "churn", "model", "head", "freeze", "train", "loss", "seeds",
+    "data", "data_dir", "partition", "clients", "unseen", "churn", "model", "head", "adapter", "freeze",
+    "train", "loss", "seeds",
 )
 """Settings of an experiment that the command line has a flag for."""
-COPIES = {"model": MODEL_FILE, "loss": LOSS_FILE}
-"""Beside it, copies of the files that the model and the loss were taken from."""
+CODE = "code"
+"""Of experiment.json: the code files that the experiment names, each with the digest of its content."""
+FORMER = {"model": "model.py", "loss": "loss.py"}
+"""Where earlier versions kept copies of the files of a model and a loss."""
+
+
+def _asking(part: Part) -> Part:
+    """Of an experiment from a file this part runs what the user's list holds, and nothing else."""
+
+    @wraps(part)
+    def asking(self: Experiment, *args: Any, **kwargs: Any) -> Any:
+        with code.foreign() if self.foreign else nullcontext():
+            return part(self, *args, **kwargs)
+
+    return cast("Part", asking)
 
 
 @dataclass(frozen=True)
@@ -75,6 +94,8 @@ class Experiment:
     """`name:option=value,...`: linear, mlp, cnn, resnet18, textcnn, fasttext, sensor, or `file.py:Net:option=value`."""
     head: str | None = None
     """The layer that makes the scores, when it is not the last linear one."""
+    adapter: str = ""
+    """Low-rank adapters beside the layers of the model, which is frozen but for its head: `lora:rank=8,targets=q+v`."""
     freeze: str = ""
     """What of the model does not train: parts (`base`, `head`), modules or parameters, joined by `+`; `*` is any text,
     as in `layer1*`."""
@@ -92,6 +113,12 @@ class Experiment:
     published: dict[str, str] = field(default_factory=dict)
     """What a paper printed, by method (name, or name+aggregator), in % with its spread; shown beside our numbers."""
     training: Training = field(default_factory=Training)
+    foreign: bool = field(default=False, compare=False, repr=False, metadata={"option": False})
+    """Whether it stood in a file that somebody else may have written, so that its code files ask before they run."""
+
+    def __post_init__(self) -> None:
+        require_short({name: value for name, value in vars(self).items() if name != "data"}, "the experiment")
+        require_short({"data": self.data}, "the experiment", LONGEST_DATA)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the experiment") -> Experiment:
@@ -118,40 +145,73 @@ class Experiment:
 
     @classmethod
     def read(cls, path: Path, released: bool = False) -> Experiment:
-        """From a TOML file; relative paths are taken from the file's own folder.
+        """From a TOML file; relative paths are taken from the file's own folder, and files that it names are not run.
 
         `extends` names a file beside it that is read first. The table `released` holds what a paper's released program
         does otherwise; it counts with `released` only.
         """
         values = read_toml(path)
         program = values.pop("released", {})
-        made = cls.of(_with_metrics(_over(values, program) if released else values, path.parent), str(path))
+        with code.nothing():
+            made = cls.of(_with_metrics(_over(values, program) if released else values, path.parent), str(path))
+            own: dict[str, Any] = {
+                name: code.absolute(getattr(made.training, name), path.parent) for name in registry.OPTIMIZERS
+            }
+            made = replace(made, methods=tuple(code.absolute(spec, path.parent) for spec in made.methods),
+                           training=replace(made.training, **own))
         data, _ = spelled(made.data)
         beside = path.parent / data
-        if data != "digits" and data not in published.SETS and beside.exists():
+        if data != "digits" and data not in published.SETS and os.path.exists(beside):
             made = replace(made, data=f"{beside}{made.data.removeprefix(data)}")
         listed = path.parent / made.churn
-        made = replace(made, churn=str(listed)) if made.churn.endswith(".csv") and listed.exists() else made
-        for name in COPIES:
-            near = files.IN_FILE.match(str(path.parent / getattr(made, name)))
-            if near is not None and Path(near[1]).exists():
-                made = made._taken_from(name, near[0])
-        return made
+        made = replace(made, churn=str(listed)) if made.churn.endswith(".csv") and os.path.exists(listed) else made
+        made = replace(made, model=code.absolute(made.model, path.parent), loss=code.absolute(made.loss, path.parent),
+                       data=code.absolute(made.data, path.parent))
+        code.mark(made.spellings())
+        return replace(made, foreign=True)
 
-    def _taken_from(self, name: str, spelling: str) -> Experiment:
-        """With this spelling of its model or its loss."""
-        return replace(self, model=spelling) if name == "model" else replace(self, loss=spelling)
+    def of_its_data(self) -> Experiment:
+        """Its data and how they are dealt, with the usual method, model and training."""
+        usual = Experiment()
+        return replace(self, methods=(), model=usual.model, loss="", training=usual.training)
+
+    def spellings(self) -> list[str]:
+        """Every text that may name a code file."""
+        training = self.training
+        named = (getattr(training, name) for name in registry.OPTIMIZERS)
+        return [*self.methods, self.model, self.loss, self.data, *named, *training.metrics]
+
+    def _spelled(self, of: Callable[[str], str]) -> Experiment:
+        """With every such text as `of` spells it; runs no file."""
+        own: dict[str, Any] = {name: of(getattr(self.training, name)) for name in (*registry.OPTIMIZERS, "metric")}
+        own["watch"] = tuple(map(of, self.training.watch))
+        with code.nothing():
+            training = replace(self.training, **own)
+        return replace(self, methods=tuple(map(of, self.methods)), model=of(self.model), loss=of(self.loss),
+                       data=of(self.data), training=training)
+
+    def allowed(self, where: str, trust: bool = False) -> Experiment:
+        """Itself, as it stands in a file that somebody else may have written; raises where it would run a code file
+        that is not trusted, or write outside its folder. With `trust` it may, from now on."""
+        code.require(self.spellings(), where, trust)
+        schema = spelled(self.data)[1].get("schema")
+        if isinstance(schema, str) and not os.path.exists(schema) and not trust:
+            raise CoterieError(f"{where} asks for a new file, the schema {schema} of its table; nothing was written. "
+                               "Allow it with --trust (trust=True in Python).")
+        with code.foreign():
+            return replace(self, training=replace(self.training), foreign=True)  # optimizers in files are looked at
 
     def record(self) -> dict[str, Any]:
         """As plain values that `of` reads back, paths as seen from anywhere."""
         data, _ = spelled(self.data)
-        local = data != "digits" and data not in published.SETS and Path(data).exists()
+        local = data != "digits" and data not in published.SETS and os.path.exists(data)
         whole = f"{Path(data).resolve()}{self.data.removeprefix(data)}" if local else self.data
         place = str(Path(self.data_dir).resolve()) if self.data_dir else ""
         when = str(Path(self.churn).resolve()) if self.churn.endswith(".csv") else self.churn
+        plain = {name: value for name, value in asdict(self).items() if name != "foreign"}
         return {
-            **asdict(self), "methods": list(self.methods), "data": whole, "data_dir": place, "churn": when,
-            "model": files.resolved(self.model), "loss": files.resolved(self.loss),
+            **plain, "methods": list(map(code.absolute, self.methods)), "data": code.absolute(whole),
+            "data_dir": place, "churn": when, "model": code.absolute(self.model), "loss": code.absolute(self.loss),
         }
 
     def federation(self, run: RunSpec | None = None) -> Federation:
@@ -164,7 +224,7 @@ class Experiment:
 
     def dealt(self, source: Source, run: RunSpec | None = None) -> Federation:
         """The federation that these samples make."""
-        made = self._dealt(source, run)
+        made = self._dealt(source, run).looked_at()
         return churn.scheduled(made, self.churn) if self.churn else made
 
     def _dealt(self, source: Source, run: RunSpec | None) -> Federation:
@@ -200,6 +260,7 @@ class Experiment:
             assignment = groups.dealt_whole(name, source.y.numpy(), whose, total, seed=self.data_seed, **given)
         return Federation.from_assignment(source.x, source.y, assignment, recipe=recipe, **shares)
 
+    @_asking
     def source(self, run: RunSpec | None = None) -> Source:
         """The samples, before they are dealt to clients; with a `run`, as they were for it."""
         if self.data.partition(":")[0] not in published.SETS:
@@ -211,41 +272,56 @@ class Experiment:
         """One of its runs on this federation's samples, as every other place writes it down."""
         return RunSpec.for_data(
             federation, method=method, model=self.model, training=self.training, head=self.head,
-            freeze=self.freeze, train=self.train, loss=self.loss,
+            adapter=self.adapter, freeze=self.freeze, train=self.train, loss=self.loss,
             encoding=federation.recipe.get("encoding"),
         )
 
+    @_asking
     def factory(self, federation: Federation) -> Callable[[], nn.Module]:
         """The model for this federation's samples."""
         return self.spec(federation).factory()
 
+    @_asking
     def chosen(self) -> list[Method]:
         return [registry.method(spec) for spec in self.methods]
+
+    def fitting(self, clients: int) -> tuple[Experiment, list[str]]:
+        """Without the methods that have more models than there are clients, and a note on each of these."""
+        built = {spec: registry.method(spec) for spec in self.methods}
+        many = {spec: one.models for spec, one in built.items() if isinstance(one, FewModels) and one.models > clients}
+        held = counted(clients, "client")
+        notes = [f"{spec} is left out of the usual comparison: it has {models} models for {held}; `coterie compare "
+                 f"{built[spec].name}:models={clients}` takes it" for spec, models in many.items()]
+        return replace(self, methods=tuple(spec for spec in self.methods if spec not in many)), notes
 
     def planned(self) -> list[Method]:
         """What a comparison runs, with every seed."""
         return with_baselines(self.chosen())
 
     def count(self, single: bool) -> int:
-        """How many runs that makes; a method that cannot be built here, as its file is elsewhere, is one of its own."""
+        """How many runs that makes; no file is run for that, so a method in a file is one of its own."""
         if single:
             return 1
         built, lost = [], set()
         for spec in self.methods:
             try:
-                built.append(registry.method(spec))
+                with code.nothing():
+                    built.append(registry.method(spec))
             except CoterieError:
                 lost.add(spec)
         return (len(with_baselines(built)) + len(lost)) * self.seeds
 
+    @_asking
     def changed(self, methods: Sequence[str] = (), settings: Iterable[str] = (), **values: Any) -> Experiment:
         """With these values in place of its own, those that are None left as they are; `settings` as in `--set`."""
         given = {name: value for name, value in values.items() if value is not None}
         base = Experiment.of({**self.record(), **given}, "the command line")
-        return with_settings(replace(base, methods=registry.expand(methods or base.methods)), settings)
+        chosen = registry.expand(methods or base.methods, bool(base.adapter))
+        return with_settings(replace(base, methods=chosen, foreign=self.foreign), settings)
 
     # -- running it ------------------------------------------------------------------------------------------------
 
+    @_asking
     def run(
         self, folder: str | Path | None = None, watch: Watch | None = None, resume: bool = False,
         single: bool | None = None,
@@ -255,7 +331,9 @@ class Experiment:
         With a `folder` everything is recorded there, and `resume` goes on with what it holds. `single=False` also
         compares one method with the baselines.
         """
-        whole = replace(self, methods=registry.expand(self.methods or DEFAULT_METHODS))
+        whole = replace(self, methods=registry.expand(self.methods or DEFAULT_METHODS, bool(self.adapter)))
+        for said in (said for spec in whole.methods for said in registry.renamed(spec)):
+            warnings.warn(said, stacklevel=2)
         single = len(whole.methods) == 1 if single is None else single
         place = None if folder is None else Path(folder)
         begun = resume and place is not None and (place / EXPERIMENT).exists()
@@ -266,13 +344,14 @@ class Experiment:
             whole.keep(place, single)
         return prepared.go(watch)
 
+    @_asking
     def prepare(
         self, federation: Federation, folder: Path | None = None, single: bool = False, resume: bool = False
     ) -> Prepared:
         """Its runs, ready to start; raises if one of them cannot, before anything is trained or written."""
         training, methods = asdict(self.training), self.chosen()
-        factory = replace(self, freeze="", train="").factory(federation)  # the runs write down what they freeze
-        chosen: dict[str, Any] = {"head": self.head, "freeze": self.freeze, "train": self.train}
+        chosen: dict[str, Any] = {"head": self.head, **{name: getattr(self, name) for name in PARTS}}
+        factory = replace(self, adapter="", freeze="", train="").factory(federation)  # the runs write them down
         chosen["loss"] = self.spec(federation).own_loss()
         if single:
             if len(methods) != 1:
@@ -291,7 +370,7 @@ class Experiment:
         """Write down what is about to run, and the `command` that asked for it; refuses a folder that holds a run."""
         path = folder / EXPERIMENT
         if path.exists():
-            if read_experiment(folder)[0].record() != self.record():
+            if asked_for(folder)[0].record() != self.record():
                 raise CoterieError(f"{folder} already holds a run of another experiment; choose another --out.")
             raise CoterieError(
                 f"{folder} already holds a run; `coterie resume {folder}` goes on, or choose another --out."
@@ -299,24 +378,22 @@ class Experiment:
         asked = {"command": list(command)} if command else {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            record = {"single": single, "experiment": self.record(), **asked, **self._keep_files(folder)}
-            files.write_json(path, {**record, "environment": environment()})
+            files.refuse_links(folder)
+            kept = code.keep(folder, self.spellings())
+            record = {"single": single, "experiment": self.record(), **asked, **({CODE: kept} if kept else {})}
+            files.write_json(path, sealed({**record, "environment": environment()}))
         except OSError as reason:
             raise CoterieError(f"the run folder {folder} cannot be written: {reason.strerror}.") from reason
 
-    def _keep_files(self, folder: Path) -> dict[str, Any]:
-        """Copy the files that model and loss are taken from into the run folder; what experiment.json says of them."""
-        kept = {}
-        for name, copy in COPIES.items():
-            if found := files.IN_FILE.match(getattr(self, name)):
-                shutil.copyfile(found[1], folder / copy)
-                kept[f"{name}_file"] = {"copy": copy, "sha256": files.digest(folder / copy)}
-        return kept
 
+def experiment(source: str | Path | Mapping[str, Any], trust: bool = False) -> Experiment:
+    """The experiment of a TOML file, or of the values such a file would hold.
 
-def experiment(source: str | Path | Mapping[str, Any]) -> Experiment:
-    """The experiment of a TOML file, or of the values such a file would hold."""
-    return Experiment.of(source) if isinstance(source, Mapping) else Experiment.read(Path(source))
+    Code files that the TOML file names run if you have named them yourself before, or with `trust`.
+    """
+    if isinstance(source, Mapping):
+        return Experiment.of(source)
+    return Experiment.read(Path(source)).allowed(str(source), trust)
 
 
 # -- experiment.json: what a folder's runs were asked for --------------------------------------------------------------
@@ -331,52 +408,48 @@ def recorded(folder: Path | None) -> RunSpec | None:
     return None
 
 
-def read_experiment(folder: Path) -> tuple[Experiment, bool, str]:
-    """The experiment, whether it is a single run, and a sentence where a file of its is not what it was.
+@code.foreign()
+def read_experiment(folder: Path, trust: bool = False) -> tuple[Experiment, bool, str]:
+    """The experiment to go on with, whether it is a single run, and sentences where files are not what they were.
 
-    A model or a loss from a file that has changed or is gone is taken from the copy in the run folder.
+    Code files are taken from the copies in the run folder. They run if this user has trusted them, or with `trust`. A
+    record that was edited is refused.
     """
-    if not (folder / EXPERIMENT).is_file():
-        why = f"it has no {EXPERIMENT}" if folder.exists() else "it does not exist"
-        raise CoterieError(f"{folder} is not a run folder: {why}.")
     found, single, record = asked_for(folder)
-    notes = []
-    for name in COPIES:
-        found, note = _with_file(found, name, record.get(f"{name}_file") or {}, folder)
-        notes += [note] if note else []
-    return found, single, " ".join(notes)
+    unedited(record, folder / EXPERIMENT)
+    kept = code.Copies(folder, record.get(CODE), _former(found, record))
+    if trust:
+        kept.trust()
+    kept.take()
+    return found._spelled(kept.spelled).allowed(str(folder / EXPERIMENT), trust), single, " ".join(kept.notes)
 
 
 def asked_for(folder: Path) -> tuple[Experiment, bool, dict[str, Any]]:
-    """What experiment.json says: the experiment, whether it is a single run, and the whole record."""
+    """What experiment.json says: the experiment, whether it is a single run, and the whole record; runs no file."""
     path = folder / EXPERIMENT
+    if not path.is_file():
+        why = f"it has no {EXPERIMENT}" if folder.exists() else "it does not exist"
+        raise CoterieError(f"{folder} is not a run folder: {why}.")
     record = files.read_json(path)
-    tables = all(isinstance(record.get(f"{name}_file") or {}, dict) for name in COPIES)
-    if not {"experiment", "single"} <= record.keys() or not tables:
+    if not {"experiment", "single"} <= record.keys():
         raise CoterieError(f"{path} is damaged: it does not say what was asked for.")
     try:
-        return Experiment.of(record["experiment"], str(path)), bool(record["single"]), record
+        with code.nothing():
+            return Experiment.of(record["experiment"], str(path)), bool(record["single"]), record
     except (ValueError, LookupError, TypeError, AttributeError) as reason:
         if isinstance(reason, CoterieError):
             raise
         raise CoterieError(f"{path} is damaged: {reason}.") from reason
 
 
-def _with_file(found: Experiment, name: str, kept: Mapping[str, Any], folder: Path) -> tuple[Experiment, str]:
-    """The experiment with a model (or loss) that is there, and a sentence where that is the copy that was `kept`."""
-    spelling = getattr(found, name)
-    named = files.IN_FILE.match(spelling)
-    if named is None or not kept:
-        return found, ""
-    there = Path(named[1]).is_file()
-    if there and files.digest(Path(named[1])) == kept.get("sha256"):
-        return found, ""
-    what = "has changed since the run began" if there else "is gone"
-    copy = folder / COPIES[name]
-    if not copy.is_file() or files.digest(copy) != kept.get("sha256"):
-        raise CoterieError(f"the {name}'s file {named[1]} {what}, and {copy} is not the copy the run made of it.")
-    moved = found._taken_from(name, f"{copy}{spelling[named.end(1):]}")
-    return moved, f"the {name}'s file {named[1]} {what}; the run goes on with its copy {copy}."
+def _former(found: Experiment, record: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Copies that an earlier version made of the files of model and loss: path -> name in the folder, digest."""
+    former = {}
+    for name, copy in FORMER.items():
+        named, kept = files.in_file(getattr(found, name)), record.get(f"{name}_file")
+        if named is not None and isinstance(kept, Mapping):
+            former[named[0]] = (copy, str(kept.get("sha256")))
+    return former
 
 
 # -- TOML and settings -------------------------------------------------------------------------------------------------
@@ -385,10 +458,10 @@ def _with_file(found: Experiment, name: str, kept: Mapping[str, Any], folder: Pa
 def read_toml(path: Path, depth: int = 0) -> dict[str, Any]:
     """The values of a TOML file over those of the file that it `extends`."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as reason:  # a name with a zero byte is a ValueError
-        if isinstance(reason, OSError):
-            raise CoterieError(f"{path} cannot be read: {reason.strerror}.") from reason
+        values = tomllib.loads(files.read_text(path, files.MOST))
+    except CoterieError:
+        raise
+    except ValueError as reason:  # a name with a zero byte is one too
         raise CoterieError(f"{path} is not valid TOML: {reason}.") from reason
     except RecursionError:
         raise CoterieError(f"{path} is not valid TOML: it is nested too deeply.") from None
@@ -419,9 +492,9 @@ def _with_metrics(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     near = {name: training[name] for name in ("metric", "watch") if name in training}
     for name, value in near.items():
         if isinstance(value, str):
-            near[name] = ",".join(whole_path(spec, str(folder)) for spec in pieces(value))
+            near[name] = ",".join(code.absolute(spec, folder) for spec in pieces(value))
         elif isinstance(value, list):
-            near[name] = [whole_path(spec, str(folder)) if isinstance(spec, str) else spec for spec in value]
+            near[name] = [code.absolute(spec, folder) if isinstance(spec, str) else spec for spec in value]
     return {**values, "training": {**training, **near}}
 
 

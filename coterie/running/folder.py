@@ -13,12 +13,11 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import itertools
 import json
-import os
 import platform
 import re
-import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -26,6 +25,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any, get_args
 
 import numpy as np
@@ -41,11 +41,14 @@ from coterie.evaluation.measures import scale_of
 from coterie.evaluation.score import LOSS, Evaluation, Scores, loss_scale
 from coterie.evaluation.stages import SEEN, STAGES
 from coterie.evaluation.summary import since_arrival, summarise
-from coterie.registry import respelled
+from coterie.options import build, spelled
+from coterie.registry import OPTIMIZERS, respelled
 from coterie.running import checkpoint, confusion
 from coterie.running.chosen import Keeps, KeptStates, State
 from coterie.running.result import Result
 from coterie.running.targets import constants
+from coterie.running.training import Training
+from coterie.trust import code
 
 RECORDS = ("metrics.jsonl", "clients.csv", confusion.FILE)
 FIRST = ("round", "stage", "client", "name", "samples", "steps")
@@ -53,8 +56,26 @@ FIRST = ("round", "stage", "client", "name", "samples", "steps")
 VAL = "val_"
 """Begins the column of a metric on validation data."""
 
+SEAL = "sha256"
+"""Of config.json and experiment.json: the digest of everything else in them."""
+CODE = "code"
+"""Of config.json: the code files that it names, each with the digest of its content."""
+LATER = (
+    "rounds", "patience", "checkpoint_every", "device", "wave", "state", "engine", "kernels", "capture", "prefix",
+    "together",
+)
+"""Training options that may change when a run goes on: how long it trains, and how it is computed."""
+HOME = str(Path(coterie.__file__).parent)
+MOST_SAID = 300
+"""Letters of an error's text that are repeated, at most."""
+SMALL = 4096
+"""Bytes of a file that holds one name, at most."""
 MOST_CELLS = 1_000_000
 """Clients times classes whose counts are recorded, at most."""
+MOST_ROUNDS = 1 << 40
+"""Rounds of a run, at most; pages compute with them in floating point."""
+WRONG = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, csv.Error)
+"""What reading a record that somebody edited may raise."""
 
 
 class Folder:
@@ -78,10 +99,33 @@ class Folder:
                                "choose another folder.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            files.write_json(self.path / "config.json", config | {"environment": environment()})
+            self._write(config, environment())
         except OSError as reason:
             raise CoterieError(f"the run folder {self.path} cannot be written: {reason.strerror}.") from reason
         self.restart()
+
+    def _write(self, config: Mapping[str, Any], made_in: Any) -> None:
+        training = config.get("training", {})
+        named = [config.get("method", ""), *(training.get(name, "") for name in (*OPTIMIZERS, "metric"))]
+        kept = code.keep(self.path, [*named, *training.get("watch", ())])
+        record = {**config, **({CODE: kept} if kept else {}), "environment": made_in}
+        files.write_json(self.path / "config.json", sealed(record))
+
+    def require_same(self, now: Mapping[str, Any]) -> None:
+        """Raise where a run that goes on has settings that are not those it was begun with, apart from LATER."""
+        with _reading(self.path / "config.json"):
+            changed = different(self.settings(), now)
+        if changed:
+            raise CoterieError(f"{self.path} was begun with {changed[0]}; go on with the settings it was begun with, "
+                               "or choose another folder.")
+
+    def go_on(self, now: Mapping[str, Any]) -> None:
+        """Write down the settings that a run goes on with, where they may and do differ from before."""
+        before = self.settings()
+        asked, had = now["training"], before["training"]
+        if any(name in had and had[name] != asked[name] for name in LATER):
+            self._write({**{k: v for k, v in before.items() if k not in (SEAL, CODE)}, "training": asked},
+                        before.get("environment"))
 
     def restart(self) -> None:
         """Empty the records: the run was stopped before its first checkpoint."""
@@ -92,6 +136,14 @@ class Folder:
 
     def config(self) -> dict[str, Any]:
         return self._read("config.json")
+
+    def settings(self) -> dict[str, Any]:
+        """The same, for those who compute with it: refused where somebody edited it."""
+        return unedited(self.config(), self.path / "config.json")
+
+    def code(self) -> code.Copies:
+        """The code files that config.json names, and their copies."""
+        return code.Copies(self.path, self.config().get(CODE))
 
     def describe(self, federation: Federation) -> None:
         """Who holds how much of what, for the report; the classes are left out where that would be long."""
@@ -109,7 +161,17 @@ class Folder:
 
     def data(self) -> dict[str, Any] | None:
         """What `describe` wrote; runs of earlier versions have none."""
-        return self._read("data.json") if (self.path / "data.json").is_file() else None
+        if not (self.path / "data.json").is_file():
+            return None
+        found = self._read("data.json")
+        with _reading(self.path / "data.json"):
+            sizes = [np.array(found["sizes"][split]) for split in SPLITS] if "sizes" in found else []
+            if any(one.shape != sizes[0].shape or one.ndim != 1 or one.dtype.kind != "i" for one in sizes):
+                raise ValueError("its sizes are no list of numbers for each split")
+            counts = [np.array(found[name]) for name in ("histogram", "tested") if name in found]
+            if any(one.ndim != 2 or one.shape[1] != int(found["classes"]) for one in counts):
+                raise ValueError("its counts are not of its classes")
+        return found
 
     def append_models(self, record: dict[str, Any]) -> None:
         self._append("metrics.jsonl", json.dumps({"kind": "models", **record}) + "\n")
@@ -156,7 +218,7 @@ class Folder:
             size = len(s.clients)
             known: dict[str, Iterable[Any]] = {
                 "round": [evaluation.round] * size, "stage": [stage] * size, "client": s.clients.tolist(),
-                "name": [names[k] if names else "" for k in s.clients],
+                "name": [files.csv_text(names[k]) if names else "" for k in s.clients],
                 "samples": s.samples.tolist(), "steps": s.steps.tolist(),
                 **{name: _written(values) for name, values in s.test.items()},
                 **{f"{VAL}{name}": _written(values) for name, values in s.val.items()},
@@ -166,7 +228,7 @@ class Folder:
 
     def _header(self) -> list[str]:
         """The columns of clients.csv; none while it is empty."""
-        with (self.path / "clients.csv").open(newline="") as file:
+        with files.opened(self.path / "clients.csv", newline="") as file:
             return next(csv.reader(file), [])
 
     def append_confusion(self, stage: str, t: int, counts: confusion.Counts) -> None:
@@ -229,7 +291,7 @@ class Folder:
             raise CoterieError(f"the checkpoint {self.checkpoint} is damaged: it does not say what belongs to it.")
         for name in there:
             try:
-                os.truncate(self.path / name, lengths[name])
+                files.cut(self.path / name, lengths[name])
             except (OSError, OverflowError) as reason:
                 raise CoterieError(f"{self.path / name} cannot be cut to {lengths[name]} bytes: {reason}.") from reason
         return tensors, meta
@@ -245,17 +307,22 @@ class Folder:
         """Every evaluation, read back from clients.csv."""
         by_round: dict[int, dict[str, list[list[str]]]] = {}
         with _reading(self.path / "clients.csv"):
-            with (self.path / "clients.csv").open(newline="") as file:
+            with files.opened(self.path / "clients.csv", newline="") as file:
                 lines = csv.reader(file)
                 header = next(lines, [])
                 for line in lines:
                     if len(line) == len(header):  # a killed run may have left half a line
                         by_round.setdefault(int(line[0]), {}).setdefault(line[1], []).append(line)
-            chosen = scale_of(self.config().get("metrics"))
+            config = self.config()
+            chosen = scale_of(config.get("metrics"))
+            written = sum(len(lines) for stages in by_round.values() for lines in stages.values())
+            clients = max(len(config.get("clients", ())), written)
             read = {
-                t: {name: _scores(header, lines, chosen) for name, lines in stages.items()}
+                t: {name: _scores(header, lines, chosen, clients) for name, lines in stages.items()}
                 for t, stages in by_round.items()
             }
+            if any(not 0 <= t < MOST_ROUNDS for t in read):
+                raise ValueError("an evaluation of no round")
             found = [Evaluation(t, stages) for t, stages in sorted(read.items())]
             if len(found) > 1 and found[0].stages.keys() - found[-1].stages.keys():
                 found.pop()  # it was being written when the run was killed
@@ -277,7 +344,9 @@ class Folder:
             recorded = config.get("metrics") or {"chosen": None, "watched": ()}
             for one in filter(None, (recorded["chosen"], *recorded["watched"])):
                 name = str(one["name"])
-                found[name] = Scale(name, str(one["title"]), bool(one["higher"]), bool(one["percent"]))
+                found[name] = Scale(
+                    name, str(one["title"]), bool(one["higher"]), bool(one["percent"]), bool(one.get("by_median"))
+                )
         return found
 
     def result(self) -> Result:
@@ -293,18 +362,22 @@ class Folder:
                 raise ValueError("no method or no seed")
             method = respelled(method)
             seen = [int(s.clients.max()) for e in history for stage, s in e.stages.items() if stage in SEEN]
+            if not all(0 <= t < MOST_ROUNDS for t in arrives):
+                raise ValueError("somebody arrives in no round")
             if arrives and max(seen, default=0) >= len(arrives):
                 raise ValueError(f"clients.csv names clients beyond the {len(arrives)} of the churn")
             printed, names = str(config.get("published", "")), tuple(map(str, config.get("clients", ())))
             samples = config.get("samples") or config.get("job") or {}
-            classes = confusion.class_names(config.get("federation", {}), int(samples.get("classes", 0)))
+            count = int(samples.get("classes", 0))
+            several = count if count**2 <= confusion.MOST_CELLS else 0  # of more there is no matrix to name cells of
+            classes = confusion.class_names(config.get("federation", {}), several)
         return Result(
             method, seed, history, rounds, sum(record["seconds"] for record in rounds), printed, names, self.path,
-            arrives=arrives, classes=classes, notes=tuple(self.notes()),
+            arrives=arrives, classes=classes, finished=self.finished, notes=tuple(self.notes()),
         )
 
     def _lines(self) -> Iterable[dict[str, Any]]:
-        for line in (self.path / "metrics.jsonl").read_text().splitlines():
+        for line in files.read_text(self.path / "metrics.jsonl").splitlines():
             try:
                 yield json.loads(line)
             except (ValueError, RecursionError):
@@ -312,10 +385,7 @@ class Folder:
 
     def _append(self, name: str, text: str) -> None:
         try:
-            with (self.path / name).open("a") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+            files.append_text(self.path / name, text)
         except OSError as reason:
             raise CoterieError(f"{self.path / name} could not be written: {reason.strerror}.") from reason
 
@@ -339,8 +409,25 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except OSError as reason:
         raise CoterieError(f"{path} cannot be read: {reason.strerror}.") from reason
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, csv.Error) as reason:
+    except WRONG as reason:
         raise CoterieError(f"{path} is damaged: {type(reason).__name__}: {reason}.") from reason
+
+
+@contextmanager
+def consistent(paths: Iterable[Path]) -> Iterator[None]:
+    """Around what is computed from the records of these folders: edited ones may be readable, and still not fit
+    together. The sentence says where that was noticed, because it may also be a mistake of coterie's."""
+    try:
+        yield
+    except CoterieError:
+        raise
+    except WRONG as reason:
+        ours = [frame for frame in extract_tb(reason.__traceback__) if frame.filename.startswith(HOME)]
+        place = f"{Path(ours[-1].filename).relative_to(HOME)}:{ours[-1].lineno}" if ours else "coterie"
+        raise CoterieError(
+            f"the records in {', '.join(map(str, dict.fromkeys(paths)))} do not fit together: {type(reason).__name__}: "
+            f"{str(reason)[:MOST_SAID]} (in {place}). If nobody edited them, this is a mistake in coterie."
+        ) from reason
 
 
 def _round(record: dict[str, Any]) -> dict[str, Any]:
@@ -364,14 +451,17 @@ def _written(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[str]:
     return ["" if v != v else repr(v) for v in values.tolist()]
 
 
-def _scores(header: Sequence[str], lines: list[list[str]], chosen: Scale | None) -> Scores:
-    """One stage of one evaluation, from its lines under this header."""
+def _scores(header: Sequence[str], lines: list[list[str]], chosen: Scale | None, clients: int) -> Scores:
+    """One stage of one evaluation, from its lines under this header; of so many `clients`, as tables by their numbers
+    are as long as the largest number says."""
 
     def column(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         place = header.index(name)
         return np.array([float(line[place]) if line[place] else np.nan for line in lines])
 
     whole = [np.array([int(line[header.index(name)]) for line in lines]) for name in ("client", "samples", "steps")]
+    if not ((whole[0] >= 0) & (whole[0] < clients)).all():
+        raise ValueError(f"a client's number is not one of {counted(clients, 'client')}")
     metrics = [name for name in header if name not in FIRST and not name.startswith(VAL)]
     found = {name: column(name) for name in metrics}
     if "loss" in found:  # earlier versions wrote nothing where a model's loss was not a number
@@ -388,6 +478,66 @@ def _named(evaluation: Evaluation, scales: Mapping[str, Scale]) -> Evaluation:
     """Scores that do not say which metric decides, with the run's own word for theirs."""
     stages = {name: replace(s, chosen=scales.get(s.metric, s.scale)) for name, s in evaluation.stages.items()}
     return replace(evaluation, stages=stages)
+
+
+# -- settings: written once, and refused where they were edited --------------------------------------------------------
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with the digest of what it says."""
+    return {**record, SEAL: _digest(record)}
+
+
+def edited(record: Mapping[str, Any]) -> bool:
+    """Whether a record says something else than when it was written; earlier versions wrote no digest."""
+    return SEAL in record and record[SEAL] != _digest({k: v for k, v in record.items() if k != SEAL})
+
+
+def edits(path: Path, record: Mapping[str, Any], runs: Sequence[Folder]) -> list[Path]:
+    """The files of a folder's settings that were edited: its experiment's, with this record, and its runs'."""
+    whole = [path / "experiment.json"] if edited(record) else []
+    return whole + [run.path / "config.json" for run in runs if edited(run.config())]
+
+
+def unedited(record: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The record of a file, unless it was edited."""
+    if edited(record):
+        raise CoterieError(f"{path} was edited since the run began. A begun run keeps its settings: undo the edit, or "
+                           "start another run with the new ones.")
+    return record
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    plain = json.loads(json.dumps(record))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def different(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What a run was begun with and is not to go on with, in words; settings that an earlier version did not write
+    down are not compared."""
+    plain = json.loads(json.dumps(now))
+    found = []
+    with code.nothing():
+        had = asdict(build(Training, before["training"], "training"))
+    kept = {name: _spelled_now(value) for name, value in had.items()}
+    asked = {name: _spelled_now(value) for name, value in plain["training"].items()}
+    turns = asked["rounds"] != kept["rounds"] and (kept["schedule"] != "constant" or kept["warmup"])
+    later = [name for name in LATER if name != "rounds" or not turns]
+    found += [f"{name}={spelled(kept[name])}, not {spelled(asked[name])}"
+              for name in asked if name not in later and kept[name] != asked[name]]
+    if respelled(str(before.get("method"))) != plain["method"]:
+        found.append(f"the method {before.get('method')}, not {plain['method']}")
+    for name in ("head", "adapter", "freeze", "train", "loss", "population", "columns", "frozen_sha256", "churn"):
+        if name in before and before[name] != plain.get(name):
+            found.append(f"{name} {before[name]}, not {plain.get(name)}")
+    if before.get("clients", plain["clients"]) != plain["clients"]:
+        found.append("other clients")
+    return found
+
+
+def _spelled_now(value: Any) -> Any:
+    several = isinstance(value, list | tuple)
+    return [_spelled_now(v) for v in value] if several else code.original(value) if isinstance(value, str) else value
 
 
 def inside(path: Path) -> list[Folder]:
@@ -432,10 +582,27 @@ def environment() -> dict[str, Any]:
 
 
 def _revision() -> str | None:
+    """The commit of the repository one stands in, read from its files.
+
+    `git` itself runs programs that the repository's own settings name, and the repository may be anybody's.
+    """
+    here = Path.cwd()
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=5, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
+        found = next((place / ".git" for place in (here, *here.parents) if (place / ".git").exists()), None)
+        if found is None:
+            return None
+        if found.is_file():  # of a worktree or a submodule
+            found = found.parent / files.read_text(found, SMALL).removeprefix("gitdir:").strip()
+        common = found / "commondir"
+        shared = found / files.read_text(common, SMALL).strip() if common.is_file() else found
+        head = files.read_text(found / "HEAD", SMALL).strip()
+        name = head.removeprefix("ref:").strip()
+        if name != head:
+            loose = next((place / name for place in (found, shared) if (place / name).is_file()), None)
+            packed = shared / "packed-refs"
+            lines = files.read_text(packed, files.MOST).splitlines() if packed.is_file() else []
+            kept = next((line.partition(" ")[0] for line in lines if line.endswith(f" {name}")), "")
+            head = files.read_text(loose, SMALL).strip() if loose is not None else kept
+    except (OSError, ValueError):
         return None
-    return found.stdout.strip() or None
+    return head[:12] if re.fullmatch("[0-9a-f]{40,64}", head) else None

@@ -1,29 +1,35 @@
 """A run's privacy on the server: it turns the clients' uploads into one noisy mean before anything else sees them.
 
-A `Server` holds it: `Guard.of` before the first round, `meet` at every admission, `rehearse` with one upload, then each
-round `pool`. The `clip` is its only state and belongs into the checkpoint.
+A `Server` holds it: `Guard.of` and `begin` before the first round, `meet` at every admission, `rehearse` with one
+upload, then each round `pool`. The `clip` and what names the noise are its state and belong into the checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.aggregators.private import Private
+from coterie.aggregators.private import MOST, Private
 from coterie.contract.aggregator import Aggregator
+from coterie.contract.engine import FloatArray, IntArray
 from coterie.contract.layout import Layout
 from coterie.contract.mean import Mean
 from coterie.contract.method import Method, Pooled, Uploads
 from coterie.contract.records import Record
 from coterie.errors import CoterieError, counted
 from coterie.privacy import account
-from coterie.privacy.noise import normal
+from coterie.privacy.noise import Streams
 from coterie.running.training import Training
+
+PRIVACY = "privacy"
+"""Under which a checkpoint's header says what names the run's noise, see `privacy.noise`."""
+PARTICIPATE = "participate"
+"""The purpose of the draws that decide who takes part."""
 
 _accounts = cache(account.Account)
 
@@ -45,6 +51,7 @@ class Guard:
         self.method, self.plan, self.training, self.population = method, plan, training, population
         self.expected = training.participation * population
         self.clip = plan.clip
+        self.streams: Streams | None = None  # until the run begins, and in a run of an earlier version
         self._check()
 
     @classmethod
@@ -57,6 +64,8 @@ class Guard:
         plan, training = self.plan, self.training
         if self.population < 2:
             raise CoterieError("private hides a client among others; there is only one.")
+        if self.population > MOST:
+            raise CoterieError(f"private's clip is exact for up to {MOST} clients; there are {self.population}.")
         if training.sampling != "poisson" and training.participation < 1:
             raise CoterieError(
                 "private accounts for clients that are drawn independently of each other; set sampling=poisson."
@@ -79,6 +88,31 @@ class Guard:
         """The epsilon of so many rounds."""
         plan, planned = self.plan, self.training.rounds
         return _accounts(plan.sigma, self.training.participation, max(rounds, planned), plan.delta).epsilon(rounds)
+
+    # -- noise -----------------------------------------------------------------------------------------------------
+
+    def begin(self, experiment: str) -> None:
+        """Streams of noise and sampling that no other run has, where there is a secret."""
+        self.streams = Streams.fresh(self.training.seed, experiment)
+
+    def restore(self, clip: float, meta: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint with this header; noise is another matter, see `require_noise`."""
+        self.clip = clip
+        self.streams = _named(self.training.seed, meta)
+
+    @staticmethod
+    def require_noise(method: Method, training: Training, meta: Mapping[str, Any]) -> None:
+        """Raise if a private run cannot go on from a checkpoint with this header, because its noise would differ."""
+        done = meta.get("round")
+        finished = isinstance(done, int) and done >= training.rounds
+        if method.aggregator.private and not finished:
+            _known(_named(training.seed, meta)).key()
+
+    def chance(self, names: IntArray, t: int) -> FloatArray:
+        """A uniform number on [0, 1) for each client, by its name's number `[c]`, that decides on round t."""
+        return _known(self.streams).chance(names, t, PARTICIPATE)
+
+    # -- what merge may see ----------------------------------------------------------------------------------------
 
     def meet(self, introductions: Iterable[str]) -> None:
         """Raise if clients introduce themselves: what they tell is not protected."""
@@ -122,12 +156,18 @@ class Guard:
     def pool(self, up: Uploads) -> tuple[Uploads, dict[str, Any]]:
         """What `merge` and `report` see of a round's uploads, and numbers for the record. The clip moves on."""
         self._fields(up.tensors)
+        streams, clients = _known(self.streams), len(set(up.ids.tolist()))
+        if not len(up.update) == len(up.ids) == clients:
+            raise CoterieError(
+                f"private takes one update from each client, and was given {len(up.update)} from "
+                f"{counted(clients, 'client')}."
+            )
         spent = self.spent(up.round + 1)
         if self.plan.epsilon is not None and spent > self.plan.epsilon:
             raise CoterieError(f"round {up.round + 1} would exceed the budget of epsilon {self.plan.epsilon:g}.")
         said = {"epsilon": round(spent, 6), **({} if self.plan.quantile is None else {"clip": self.clip})}
         mean, self.clip = self.plan.noisy_mean(
-            up.update, self.clip, self.expected, lambda purpose, n: normal(self.training.seed, up.round, purpose, n)
+            up.update, self.clip, self.expected, partial(streams.normal, up.round)
         )
         return self._pooled(mean, up), said
 
@@ -147,6 +187,23 @@ class Guard:
         return Pooled({"update": mean[None]}, up.ids, up.n, one, up.population, up.round, up.layout)
 
 
+def _named(seed: int, meta: Mapping[str, Any]) -> Streams | None:
+    """What names the noise of a run with such a checkpoint; None in one of an earlier version."""
+    try:
+        return Streams.of(seed, meta[PRIVACY]) if PRIVACY in meta else None
+    except (LookupError, TypeError) as reason:
+        raise CoterieError("the checkpoint is damaged: it does not say what names the run's noise.") from reason
+
+
+def _known(streams: Streams | None) -> Streams:
+    if streams is None:
+        raise CoterieError(
+            "the run was begun by an earlier version, whose noise was named otherwise and whose clip was less exact: "
+            "it cannot go on, begin a new run. What it holds can still be shown, reported and exported."
+        )
+    return streams
+
+
 def _alike(one: Record, other: Record) -> bool:
     """Whether two states are equal up to rounding."""
     a, b = one.tensors(), other.tensors()
@@ -157,4 +214,4 @@ def _alike(one: Record, other: Record) -> bool:
 
 def _listed(names: list[str]) -> str:
     quoted = [f"'{name}'" for name in names]
-    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"
+    return "".join(quoted) if len(quoted) < 2 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"

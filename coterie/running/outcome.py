@@ -1,14 +1,15 @@
-"""What became of a run, stage by stage: it learned something, it learned nothing, or it diverged.
+"""What became of a run, stage by stage: it learned something, it learned nothing, it diverged, or it goes on.
 
 Tables, sentences, the page, advice and exports all ask here.
 
     diverged                      the loss of some client's model is not finite at the round that is reported, or round
                                   0 is reported and later ones diverged
+    not finished                  the run goes on, and nothing but round 0 was evaluated, or others are further
     learned nothing               the models before training were the best on validation data, or the mean over clients
                                   is what a constant answer of each client scores
     worse than a constant answer  the mean over clients is worse than that
 
-Several seeds are diverged where one of them is; otherwise their mean decides.
+Several seeds are diverged, or not finished, where one of them is; otherwise their mean decides.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from coterie.running.folder import Folder
 from coterie.running.result import Result, When
 from coterie.running.untrained import Floats, Level, constant, level
 
-Kind = Literal["", "diverged", "learned nothing", "worse than a constant answer"]
+Kind = Literal["", "diverged", "not finished", "learned nothing", "worse than a constant answer"]
 """Empty where there is nothing to say."""
 FINE: Kind
 DIVERGED: Kind
+UNFINISHED: Kind
 NOTHING: Kind
 WORSE: Kind
-FINE, DIVERGED, NOTHING, WORSE = get_args(Kind)
+FINE, DIVERGED, UNFINISHED, NOTHING, WORSE = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,19 @@ class Outcome:
     later: bool = False  # whether the round that is reported lies before it in every seed
     untrained: int = 0  # seeds of which round 0 is reported, without a single step of training
     early: int = 0  # seeds of which round 0 is reported after local training
+    behind: int = 0  # seeds that are not finished, and of which only round 0 was evaluated or others are further
+    reached: int = 0  # the round of the furthest of these
+    furthest: int = 0  # and that of all runs that it is compared with
     beaten: str = ""  # the constant answer that is not beaten, with its score
 
     @property
     def words(self) -> str:
         """A clause that follows the name of the method, empty where there is nothing to say."""
+        if self.kind == UNFINISHED:
+            some = f" in {self.behind} of {self.seeds} seeds" if self.seeds > 1 else ""
+            if not self.reached:
+                return f"did no round of training so far{some}: only round 0 was evaluated"
+            return f"reached round {self.reached} so far{some}, and others round {self.furthest}"
         if self.kind == DIVERGED or self.later:
             lost = f"the loss of {self.clients} of {counted(self.of, 'client')} is not finite since round {self.since}"
             some = f" in {self.hit} of {self.seeds} seeds" if self.seeds > 1 else ""
@@ -68,25 +78,33 @@ class Outcome:
         if self.kind == WORSE:
             return f"scored worse than {self.beaten}"
         if self.early:
-            return "did best at round 0 on validation data: the rounds taught nothing that local training alone did not"
+            some = f" in {self.early} of {self.seeds} seeds" if self.seeds > 1 else ""
+            all_agree = ": the rounds taught nothing that local training alone did not"
+            return f"did best at round 0 on validation data{some}{all_agree if self.early == self.seeds else ''}"
         return ""
 
 
 def outcome(
-    runs: Sequence[Result], stage: str, when: When = "chosen", against: Level | None = None
+    runs: Sequence[Result], stage: str, when: When = "chosen", against: Level | None = None, furthest: int = 0
 ) -> Outcome:
-    """Of the runs of one method, one a seed; `against` is what constant answers score, if that is known already."""
+    """Of the runs of one method, one a seed; `against` is what constant answers score, if that is known already, and
+    `furthest` the last round evaluated of the runs that they are compared with."""
     against = against or level(runs, runs[0].at(stage, when).scale)
     each = [_course(run, stage, when) for run in runs]
     values = _over_seeds([run.at(stage, when) for run in runs])
+    furthest = max(furthest, *(run.reached for run in runs))
+    behind = [run.reached for run in runs if not run.finished and run.reached < max(furthest, 1)]
     found = Outcome(
         seeds=len(runs), hit=sum(one.hit for one in each), clients=max(one.clients for one in each),
         of=max(one.of for one in each), since=min((one.since for one in each if one.hit), default=0),
         later=any(one.hit for one in each) and all(one.later for one in each if one.hit),
         untrained=sum(one.untrained for one in each), early=sum(one.early for one in each),
+        behind=len(behind), reached=max(behind, default=0), furthest=furthest,
     )
     if found.hit and (not found.later or found.untrained or found.early):
         return replace(found, kind=DIVERGED)
+    if found.behind:
+        return replace(found, kind=UNFINISHED)
     if found.untrained == found.seeds:
         return replace(found, kind=NOTHING)
     kind, beaten = _beside(values, against, runs[0].at(stage, when))

@@ -62,6 +62,7 @@ class Result:
     classes: tuple[str, ...] = ()  # their names, or numbers; none for regression
     matrices: Mapping[tuple[str, int], Counts] = field(default_factory=dict, repr=False, compare=False)
     """Of a run without a folder: the confusion counts by stage and round."""
+    finished: bool = True  # of a run that goes on, its rounds so far
     notes: tuple[dict[str, Any], ...] = ()  # what the run said of itself while it went on, see `running.rate`
     kept: KeptStates | None = field(default=None, repr=False, compare=False)
     """The states beside the last one, of a run that is in memory."""
@@ -71,9 +72,14 @@ class Result:
     def stages(self) -> tuple[str, ...]:
         return tuple(self.history[-1].stages)
 
+    @property
+    def reached(self) -> int:
+        """The last round that was evaluated."""
+        return self.history[-1].round
+
     def round_of(self, stage: str, when: When = "chosen") -> int:
         """The round reported: the last one, or the one chosen on validation data (for newcomers: as for the seen)."""
-        return self.history[-1].round if when == "last" else chosen_round(self.history, basis(stage))
+        return self.reached if when == "last" else chosen_round(self.history, basis(stage))
 
     def at(self, stage: str = SERVED, when: When = "chosen") -> Scores:
         """The clients' scores in a stage."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
-from coterie import registry
+from coterie import memory, registry
 from coterie.contract.method import Method
 from coterie.contract.metric import Metric
 from coterie.contract.net import PerSample
@@ -18,12 +20,17 @@ from coterie.contract.optimizer import Optimizer
 from coterie.contract.patterns import partly
 from coterie.data import Federation
 from coterie.errors import CoterieError
+from coterie.models.lora import adapted
 from coterie.options import build, pieces
+from coterie.running import checkpoint, room
 from coterie.running.driver import Driver, Progress
 from coterie.running.folder import Folder, place_of
+from coterie.running.guard import Guard
+from coterie.running.lock import Lock
 from coterie.running.result import Result
 from coterie.running.server import Server
 from coterie.running.simulation import ModelLike, Simulation
+from coterie.running.spec import PARTS
 from coterie.running.together import Stack, Told, kin, telling
 from coterie.running.together_pays import most_clients, pays
 from coterie.running.training import Training
@@ -41,19 +48,20 @@ progress; one of these or several."""
 
 def run(
     method: Method | str, model: ModelLike, federation: Federation, *, folder: str | Path | None = None,
-    head: str | None = None, freeze: str = "", train: str = "", loss: PerSample | None = None,
+    head: str | None = None, adapter: str = "", freeze: str = "", train: str = "", loss: PerSample | None = None,
     watch: Watched = None, resume: bool = False, **training: Any,
 ) -> Result:
     """Train one method and return its result; further options are those of `Training` (rounds, lr, seed, ...).
 
-    With a `folder` everything is recorded there and the state is checkpointed; `resume` goes on from it. `freeze` and
-    `train` name what of the model trains, see `contract.patterns`: train="head" freezes all but the head. `watch` names
+    With a `folder` everything is recorded there and the state is checkpointed; `resume` goes on from it. `adapter`
+    puts low-rank adapters beside the model's layers, adapter="lora:rank=8", see `models.lora`. `freeze` and `train`
+    name what of the model trains, see `contract.patterns`: train="head" freezes all but the head. `watch` names
     metrics, `watch=("f1", "auroc")`, is a function that is told the progress, or both in a list.
     """
     metrics, told = _parted(watch)
     made = prepare_run(
-        method, model, federation, folder=folder, head=head, freeze=freeze, train=train, loss=loss, resume=resume,
-        watch=metrics, **training,
+        method, model, federation, folder=folder, head=head, adapter=adapter, freeze=freeze, train=train, loss=loss,
+        resume=resume, watch=metrics, **training,
     )
     return made.go(told)[0]
 
@@ -61,13 +69,14 @@ def run(
 def compare(
     methods: Iterable[Method | str], model: ModelLike, federation: Federation, *, seeds: int | Sequence[int] = 1,
     folder: str | Path | None = None, watch: Watched = None, resume: bool = False,
-    head: str | None = None, freeze: str = "", train: str = "", loss: PerSample | None = None, **training: Any,
+    head: str | None = None, adapter: str = "", freeze: str = "", train: str = "", loss: PerSample | None = None,
+    **training: Any,
 ) -> list[Result]:
     """Run every method with every seed on the same federation; Local and FedAvg are always among them."""
     metrics, told = _parted(watch)
     made = prepare_comparison(
-        methods, model, federation, seeds=seeds, folder=folder, resume=resume, head=head, freeze=freeze, train=train,
-        loss=loss, watch=metrics, **training,
+        methods, model, federation, seeds=seeds, folder=folder, resume=resume, head=head, adapter=adapter,
+        freeze=freeze, train=train, loss=loss, watch=metrics, **training,
     )
     return made.go(told)
 
@@ -86,23 +95,24 @@ def _parted(watch: Watched) -> tuple[tuple[str, ...], Watch | None]:
 
 def prepare_run(
     method: Method | str, model: ModelLike, federation: Federation, *, folder: str | Path | None = None,
-    resume: bool = False, head: str | None = None, freeze: str = "", train: str = "", loss: PerSample | None = None,
-    **training: Any,
+    resume: bool = False, head: str | None = None, adapter: str = "", freeze: str = "", train: str = "",
+    loss: PerSample | None = None, **training: Any,
 ) -> Prepared:
     """What `run` does before it trains or writes anything."""
-    chosen = registry.method(method) if isinstance(method, str) else method
+    chosen = _method(method)
     place = None if folder is None else Folder(folder)
     wanted = _Wanted(chosen, _training(training), place, resume)
-    return Prepared([wanted], _Shared.of(model, federation, head, freeze, train, loss), [chosen])
+    shared = _Shared.of(model, federation, head, adapter, freeze, train, loss)
+    return Prepared([wanted], shared, [chosen], None if place is None else place.path, resume)
 
 
 def prepare_comparison(
     methods: Iterable[Method | str], model: ModelLike, federation: Federation, *, seeds: int | Sequence[int] = 1,
-    folder: str | Path | None = None, resume: bool = False, head: str | None = None, freeze: str = "", train: str = "",
-    loss: PerSample | None = None, **training: Any,
+    folder: str | Path | None = None, resume: bool = False, head: str | None = None, adapter: str = "",
+    freeze: str = "", train: str = "", loss: PerSample | None = None, **training: Any,
 ) -> Prepared:
     """What `compare` does before it trains or writes anything."""
-    named = [registry.method(m) if isinstance(m, str) else m for m in methods]
+    named = [_method(m) for m in methods]
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     wanted = []
     for one in with_baselines(named):
@@ -111,7 +121,17 @@ def prepare_comparison(
             inner = Folder(place / f"seed{seed}") if place is not None else None
             again = resume and inner is not None and (inner.path / "config.json").exists()
             wanted.append(_Wanted(one, _training({**training, "seed": seed}), inner, again, True))
-    return Prepared(wanted, _Shared.of(model, federation, head, freeze, train, loss), named)
+    shared = _Shared.of(model, federation, head, adapter, freeze, train, loss)
+    return Prepared(wanted, shared, named, None if folder is None else Path(folder), resume)
+
+
+def _method(method: Method | str) -> Method:
+    """A method by its spelling; what of that is read otherwise than it looks is a warning."""
+    if not isinstance(method, str):
+        return method
+    for said in registry.renamed(method):
+        warnings.warn(said, stacklevel=4)
+    return registry.method(method)
 
 
 def _training(values: Mapping[str, Any]) -> Training:
@@ -138,16 +158,24 @@ class _Shared:
     model: ModelLike  # of which trains what should
     federation: Federation
     head: str | None
+    adapter: str
     freeze: str
     train: str
     loss: PerSample | None
 
     @classmethod
     def of(
-        cls, model: ModelLike, federation: Federation, head: str | None, freeze: str, train: str,
+        cls, model: ModelLike, federation: Federation, head: str | None, adapter: str, freeze: str, train: str,
         loss: PerSample | None,
     ) -> _Shared:
-        return cls(partly(model, freeze, train, head), federation, head, freeze, train, loss)
+        whole = partly(adapted(model, adapter, head), freeze, train, head)
+        return cls(whole, federation, head, adapter, freeze, train, loss)
+
+    def simulation(
+        self, method: Method, training: Training, choices: dict[str, Any] | None = None, twin: Simulation | None = None
+    ) -> Simulation:
+        """A run of them at its start."""
+        return Simulation(method, self.model, self.federation, training, self.head, self.loss, choices, twin)
 
 
 @dataclass
@@ -169,25 +197,25 @@ class _Wanted:
     def build(self, shared: _Shared, twin: Simulation | None = None) -> Driver:
         """The simulation at its start, or where its folder's checkpoint left it, and who drives it."""
         folder = self.folder
-        saved = folder.load() if folder is not None and self.resume and folder.checkpoint.exists() else None
+        begun = folder is not None and self.resume and folder.checkpoint.exists()
+        if folder is not None and begun:
+            Guard.require_noise(self.method, self.training, checkpoint.header(folder.checkpoint))
+        saved = folder.load() if folder is not None and begun else None
         choices = saved[1].get("choices") if saved else None
         if saved and folder is not None and not isinstance(choices, dict):
             raise CoterieError(f"the checkpoint {folder.checkpoint} is damaged: it does not say how it was computed.")
-        simulation = Simulation(
-            self.method, shared.model, shared.federation, self.training, shared.head, shared.loss, choices, twin
-        )
+        simulation = shared.simulation(self.method, self.training, choices, twin)
         if saved:
             simulation.restore(*saved)
         keep = folder is None or not self.among
-        asked = {"head": shared.head, "freeze": shared.freeze, "train": shared.train}
+        asked = {"head": shared.head, **{name: getattr(shared, name) for name in PARTS}}
 
         def again() -> Simulation:
-            return Simulation(
-                self.method, shared.model, shared.federation, self.training, shared.head, shared.loss,
-                dict(simulation.choices), simulation,
-            )
+            return shared.simulation(self.method, self.training, dict(simulation.choices), simulation)
 
-        return Driver(simulation, folder, asked, self.resume, saved is not None, keep, again)
+        made = Driver(simulation, folder, asked, self.resume, saved is not None, keep, again)
+        made.require_same()
+        return made
 
 
 class Prepared:
@@ -203,13 +231,36 @@ class Prepared:
     `reason` says why the model cannot be stacked, if so; `notes` are sentences on how it will be computed.
     """
 
-    def __init__(self, wanted: Sequence[_Wanted], shared: _Shared, named: Sequence[Method]) -> None:
-        """`named` are the methods that somebody asked for; `wanted` may hold baselines as well."""
-        self._wanted, self._shared = wanted, shared
+    def __init__(
+        self, wanted: Sequence[_Wanted], shared: _Shared, named: Sequence[Method], folder: Path | None = None,
+        resume: bool = False,
+    ) -> None:
+        """`named` are the methods that somebody asked for; `wanted` may hold baselines as well.
+
+        Nobody else writes to the `folder` until they have run; one that is not there yet is made and locked then.
+        """
+        self._wanted, self._shared, self._folder = wanted, shared, folder
+        self._lock: Lock | None = None
+        if folder is not None and resume and folder.is_dir():
+            self._take()  # what is built below cuts records back to their checkpoints
         self.reason = ""
         self.notes: list[str] = []
         self.results: list[Result] = []
-        self._refuse_early(named)
+        try:
+            self._refuse_early(named)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _take(self) -> None:
+        if self._folder is not None and self._lock is None:
+            self._lock = Lock(self._folder)
+            self._free = finalize(self, self._lock.release)  # also of runs that nobody starts
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            self._free()
+            self._lock = None
 
     def _refuse_early(self, named: Sequence[Method]) -> None:
         """Raise if one of the methods cannot run; the first that was named is built whole.
@@ -222,15 +273,17 @@ class Prepared:
                 left.setdefault(one.method, one)
         whole = next((method for method in [*named, *left] if method in left), None)
         for method, one in left.items():
-            self.notes += Server.notes(method)
             if method == whole or method.aggregator.private:
-                one.built = one.build(self._shared)
+                with _saying_what_fits(one.training):
+                    one.built = one.build(self._shared)
+                self.notes += Server.notes(method, one.built.simulation.layout, one.training)
                 choices = one.built.simulation.choices
                 self.reason = self.reason or choices.get("reason", "")
                 self.notes += [note for note in choices.get("notes", ()) if note not in self.notes]
             else:
                 layout = Simulation.layout_of(method, self._shared.model, self._shared.head)
                 Server.refuse_early(method, self._shared.federation.arrived(0), layout, one.training)
+                self.notes += Server.notes(method, layout, one.training)
 
     @property
     def spelling(self) -> str:
@@ -245,6 +298,13 @@ class Prepared:
 
     def __iter__(self) -> Told[None]:
         """Train to the end; the progress of every run as it comes."""
+        self._take()
+        try:
+            yield from self._train()
+        finally:
+            self._let_go()
+
+    def _train(self) -> Told[None]:
         results: dict[int, Result] = {}
         families: dict[Hashable, list[int]] = {}
         for number, one in enumerate(self._wanted):
@@ -287,7 +347,7 @@ def _side_by_side(wanted: Sequence[_Wanted], shared: _Shared) -> Told[list[Resul
             if reason:
                 together = f"{len(now)} runs in one stack" if len(now) > 1 else "alone"
                 driver.simulation.choices["together"] = f"{together}: {reason}"
-        with _stop_on_ctrl_c() as asked:
+        with _stop_on_ctrl_c() as asked, _saying_what_fits(first.training, first.simulation.wave, len(now)):
             courses = [driver.drive(asked.is_set) for driver in drivers]
             if len(courses) > 1:
                 results += yield from Stack[Result](room, asked.set).telling(courses)
@@ -295,6 +355,17 @@ def _side_by_side(wanted: Sequence[_Wanted], shared: _Shared) -> Told[list[Resul
                 results.append((yield from telling(courses[0])))
         del first, drivers, driver, courses  # the next runs need the memory
     return results
+
+
+@contextmanager
+def _saying_what_fits(training: Training, wave: int = 0, runs: int = 1) -> Iterator[None]:
+    """Where memory runs out, a sentence on what to try instead."""
+    try:
+        yield
+    except Exception as reason:
+        if not memory.exhausted(reason):
+            raise
+        raise room.refusal(training, wave, runs) from reason
 
 
 @contextmanager

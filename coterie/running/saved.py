@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from coterie import registry
+from coterie import files, memory, registry
 from coterie.contract.cohort import Init
 from coterie.contract.method import Method
 from coterie.contract.net import NAMELESS, PerSample, Task
@@ -24,6 +25,7 @@ from coterie.running.server import Server
 from coterie.running.simulation import Simulation
 from coterie.running.spec import RunSpec
 from coterie.running.training import Training
+from coterie.trust import code
 
 
 @dataclass(frozen=True)
@@ -43,24 +45,35 @@ class Saved:
     grouped: bool = False  # whether the run's split keeps groups of samples together
 
     @classmethod
-    def open(cls, folder: str | Path, model: str | None = None, loss: str | None = None) -> Saved:
-        """The run in a folder; `model` and `loss` are spelled where the folder does not know them."""
+    @code.foreign()
+    def open(
+        cls, folder: str | Path, model: str | None = None, loss: str | None = None, trust: bool = False
+    ) -> Saved:
+        """The run in a folder; `model` and `loss` are spelled where the folder does not know them.
+
+        Code files that the folder names run if this user has named them before, or with `trust`; those of `model` and
+        `loss` are named by that.
+        """
+        code.typed(model, loss)
         path = Path(folder)
         found = Folder(path)
-        config = found.config()
+        config, kept = found.settings(), found.code()
         if not found.checkpoint.is_file():
             raise CoterieError(f"{path} has no checkpoint yet; `coterie resume {path}` goes on with the run.")
         home = next((p for p in (path, *list(path.parents)[:2]) if (p / EXPERIMENT).is_file()), None)
-        experiment, _, note = read_experiment(home) if home is not None else (None, True, "")
+        experiment, _, note = read_experiment(home, trust) if home is not None else (None, True, "")
         try:
             samples = config.get("samples") or _samples(experiment, path)
             named = model or (experiment.model if experiment is not None else "")
             own = loss or (experiment.loss if experiment is not None else "")
-            spec = RunSpec.of_config({**config, "samples": samples}, named, own)
+            spec = RunSpec.of_config({**config, "samples": samples}, named, own).taken_from(kept, trust)
             method = spec.chosen()
+            population, names = int(config["population"]), tuple(config["clients"])
+            if not 0 <= population <= len(names):
+                raise ValueError(f"{population} of its {len(names)} clients are said to train")
             return cls(
-                found, replace(spec, method=registry.spelling(method)), method, int(config["population"]),
-                tuple(config["clients"]), float(config["federation"].get("split", {}).get("val", 0.1)), experiment,
+                found, replace(spec, method=registry.spelling(method)), method, population, names,
+             float(config["federation"].get("split", {}).get("val", 0.1)), experiment,
                 note, tuple(int(arrives) for arrives, _ in config.get("churn", ())),
                 str(config.get("loss", "")), "groups" in config["federation"].get("split", {}),
             )
@@ -69,13 +82,16 @@ class Saved:
                 raise
             raise CoterieError(f"{path / 'config.json'} is damaged: {reason!r}.") from reason
 
+    @code.foreign()
     def factory(self) -> Callable[[], nn.Module]:
         return self._named().factory()
 
+    @code.foreign()
     def init(self) -> Init:
         """Layout and module; what of it is frozen is the run's, and its other weights are those the run began with."""
         return self._named().init(self.method, population=self.population)
 
+    @code.foreign()
     def loss(self) -> PerSample | None:
         """The loss that somebody wrote for the run; None for the task's usual one."""
         found, called = self.spec.own_loss(), self.loss_called
@@ -93,6 +109,13 @@ class Saved:
                 f"{self.folder.path} does not say which model it trained; name it, e.g. --model mlp:hidden=64 or "
                 "--model mymodel.py:Net (--net for `coterie export`)."
             )
+        if files.in_file(self.spec.model) is None:
+            size, free = 4 * self.spec.numbers(self.method), memory.free(torch.device("cpu"))
+            if size > free // 2:
+                raise CoterieError(
+                    f"{self.folder.path} is said to be of {self.spec.model}, which takes {size / 1e9:.1f} GB, more "
+                    f"than half of the memory that is free ({free / 1e9:.1f} GB)."
+                )
         return self.spec
 
     def handed_out(self, stage: str = SERVED, when: str = "chosen") -> HandedOut:
@@ -103,6 +126,7 @@ class Saved:
         """Tensors and header of that state."""
         return self.folder.kept().states[self.handed_out(stage, when).round]()
 
+    @code.foreign()
     def server(self, init: Init, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Server:
         """The server as a checkpoint left it, on the device of `init`, without any client."""
         return Server.restored(self.method, init, anywhere(self.spec.training), tensors, meta)
@@ -112,12 +136,14 @@ class Saved:
         rounds = [record for record in self.folder.rounds() if record["round"] < t]
         return dict(rounds[-1].get("report", {})) if rounds else {}
 
+    @code.foreign()
     def federation(self) -> Federation:
         """The run's own data, read again."""
         if self.experiment is None:
             raise CoterieError(f"{self.folder.path} was made in Python and does not know where its data lie.")
         return self.experiment.federation(self.spec)
 
+    @code.foreign()
     def simulation(self, stage: str = SERVED, when: str = "chosen") -> Simulation:
         """The whole run after the round that is handed out, clients and data included."""
         tensors, meta = self.checkpoint(stage, when)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import registry, streams
+from coterie import registry
 from coterie.contract import records
 from coterie.contract.cohort import Init
 from coterie.contract.engine import IntArray
@@ -21,19 +21,22 @@ from coterie.contract.method import Method, Uploads
 from coterie.contract.records import Each, Record, Upload
 from coterie.contract.shapes import Clustered, FewModels
 from coterie.errors import CoterieError
-from coterie.privacy.noise import lot
 from coterie.running import checkpoint
-from coterie.running.guard import Guard
+from coterie.running.guard import PARTICIPATE, PRIVACY, Guard
 from coterie.running.round import seen
 from coterie.running.stepper import Stepper
 from coterie.running.training import Training
+from coterie.streams import chance
 
 STATE, CLIP, MEMORY = "server", "privacy.clip", "optimizer"
 """What a checkpoint calls the server's tensors (`server.row`, ...), the clip of a private run, and what the server's
 optimizer remembers (`optimizer.row.velocity`, ...)."""
 
+CAP = 3
+"""With a robust aggregator and counts=true, a client counts for at most so many times the round's median of samples."""
+
 NOTES = "aggregator"
-"""Under which a run's choices hold what is to be said of its aggregator."""
+"""Under which a run's choices hold what `Server.notes` says of it."""
 
 
 class Server:
@@ -51,13 +54,20 @@ class Server:
         arrival.each_alone(server, cohort, number) # the rows of newcomers, see there
     """
 
-    def __init__(self, method: Method, init: Init, training: Training, state: Record | None = None) -> None:
-        """A new run's server for `init.population` clients, or one that has this state already."""
+    def __init__(
+        self, method: Method, init: Init, training: Training, state: Record | None = None, experiment: str = ""
+    ) -> None:
+        """A new run's server for `init.population` clients, or one that has this state already.
+
+        `experiment` is the run's id where it has one: privacy makes its noise of it, too.
+        """
         self.method, self.init, self.training = method, init, method.training_in(training)
         self.layout, self.device = init.layout, init.row.device
         if state is None:
             self.refuse_early(method, init.population, init.layout, training)
         self.guard = Guard.of(method, self.training, init.population)
+        if self.guard is not None and state is None:
+            self.guard.begin(experiment)
         self.nobody: dict[str, Tensor] = {}  # the uploads of no client `[0, ...]`, with privacy on
         self.state: Record = method.start(init) if state is None else state
         self.stepper = Stepper.of(method, self.training)
@@ -78,6 +88,18 @@ class Server:
         plugged = method.aggregator
         if not method.averages and not isinstance(plugged, Mean):
             raise CoterieError(f"{method.name} averages nothing, so '+{plugged.name}' has no effect on it.")
+        mean = isinstance(plugged, Mean) or plugged.private  # which is a mean with noise
+        if method.running_mean and not (mean or plugged.robust):
+            raise CoterieError(
+                f"{method.name}'s server adds up how the clients' models moved, and what {plugged.name} makes of moves "
+                f"adds up to no mean of models; leave out +{plugged.name}, or take a robust aggregator, such as "
+                f"{method.name}+median."
+            )
+        if method.products and not (mean or plugged.robust):
+            raise CoterieError(
+                f"{method.name} averages products of factors, and {plugged.name} combines how whole rows moved; leave "
+                f"out +{plugged.name}, or take a robust aggregator, such as {method.name}+median."
+            )
         if method.soft and not plugged.weighs:
             raise CoterieError(
                 f"{method.name} counts a client in each of its models by its share there, and {plugged.name} as it is "
@@ -91,14 +113,29 @@ class Server:
             )
 
     @staticmethod
-    def notes(method: Method) -> list[str]:
-        """What whoever starts a run should know of its aggregator."""
+    def notes(method: Method, layout: Layout, training: Training) -> list[str]:
+        """What whoever starts a run should know of its aggregator, and of the method with this model and schedule."""
         plugged, said = method.aggregator, []
+        shared = method.travels()
+        asked = shared in ("~none", "~all") or method.adapters
+        if shared.startswith("~") and not asked:
+            kept = shared.removeprefix("~")
+            if not layout.within(kept):
+                said.append(f"{method.name}: this model has no part {kept}, so all of it is shared, as in fedavg.")
+            elif not layout.within(shared):
+                said.append(f"{method.name}: this model is nothing but the part {kept}, which does not travel, so "
+                            "nothing is shared.")
         if plugged.robust and method.unprotected:
             said.append(f"{method.name}+{plugged.name}: the aggregator does not protect {method.unprotected}.")
         if plugged.minimum > 1 and isinstance(method, FewModels | Clustered):
             said.append(f"{method.name}+{plugged.name}: a model that fewer than {plugged.minimum} clients of a round "
                         "train stays as it is in that round, for the aggregator needs as many.")
+        training = method.training_in(training)
+        own = [name for name in method.rates if getattr(method, name) is not None]
+        if own and (training.schedule != "constant" or training.warmup):
+            what = "warmup" if training.schedule == "constant" else f"schedule={training.schedule}"
+            said.append(f"{method.name}: {what} changes the run's learning rate alone; {' and '.join(own)} "
+                        f"{'stay' if len(own) > 1 else 'stays'} the same in every round.")
         return said
 
     # -- arrival ---------------------------------------------------------------------------------------------------
@@ -149,11 +186,13 @@ class Server:
         """
         training = self.training
         if training.sampling == "poisson":
-            return np.nonzero(chance(lot(training.seed), names, t, "participate") < training.participation)[0]
+            drawn = (self.guard.chance(names, t) if self.guard is not None else
+                     chance(training.seed, names, t, PARTICIPATE))
+            return np.nonzero(drawn < training.participation)[0]
         count = self.asked(len(names))
         if count == len(names):
             return np.arange(len(names))
-        return np.sort(np.argpartition(chance(training.seed, names, t, "participate"), count - 1)[:count])
+        return np.sort(np.argpartition(chance(training.seed, names, t, PARTICIPATE), count - 1)[:count])
 
     def payload(self, ids: Tensor) -> Record:
         """What these clients receive, `[C, ...]`; what is alike for all of them is one stride-0 view."""
@@ -180,6 +219,17 @@ class Server:
         """Uploads of several cohorts `[c, ...]` as one `[m, ...]`; of nobody, with privacy on, `[0, ...]`."""
         return records.concatenate(uploads or [self.nobody])
 
+    def weighed(self, n: Tensor) -> tuple[Tensor, Tensor]:
+        """The participants' samples `[m]`, as they say -> the counts `[m]` and shares `[m]` that the method sees.
+
+        A robust aggregator is for clients that may say anything, so there all have the median's count, or with
+        counts=true at most CAP times that. The shares are n / sum of n, in float64.
+        """
+        if self.method.aggregator.robust and len(n):
+            usual = n.median()
+            n = n.clamp(max=CAP * usual) if self.training.counts else usual.repeat(len(n))
+        return n, n.double() / n.sum().clamp(min=1)
+
     def merge(self, up: Uploads) -> dict[str, Any]:
         """Take the uploads in, with a guard only their noisy mean; numbers worth recording."""
         if self.guard is None:
@@ -205,13 +255,16 @@ class Server:
         return found
 
     def meta(self) -> dict[str, Any]:
-        """What the header of a checkpoint says of it: the class of the state, and the model's layout."""
-        return {STATE: type(self.state).__name__, "layout": self.layout.digest}
+        """What the header of a checkpoint says of it: the class of the state, the model's layout, and with privacy on
+        what names its noise."""
+        noise = {} if self.guard is None or self.guard.streams is None else {PRIVACY: self.guard.streams.record()}
+        return {STATE: type(self.state).__name__, "layout": self.layout.digest, **noise}
 
     def apart(self) -> Self:
         """A server with the same state that can be restored to another, which leaves this one as it is."""
         other = copy.copy(self)
         other.guard = copy.copy(self.guard)
+        other.stepper = None if self.stepper is None else self.stepper.remembering(self.stepper.tensors())
         return other
 
     def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -223,7 +276,7 @@ class Server:
         if lost:
             raise CoterieError(f"the checkpoint does not fit this run: {', '.join(lost)} is missing.")
         if self.guard is not None:
-            self.guard.clip = float(tensors[CLIP])
+            self.guard.restore(float(tensors[CLIP]), meta)
         if self.stepper is not None:
             memory = checkpoint.part(tensors, MEMORY)
             self.stepper = self.stepper.remembering({n: t.to(self.device, copy=True) for n, t in memory.items()})
@@ -241,12 +294,6 @@ class Server:
     def check_layout(self, meta: Mapping[str, Any]) -> None:
         """Raise if a checkpoint is of another model."""
         self.layout.refuse(meta["layout"], "the checkpoint")
-
-
-def chance(seed: int, names: IntArray, t: int, purpose: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """A uniform number on [0, 1) for each client, by its name's number `[c]`, in round t."""
-    bits = streams.key(seed, torch.from_numpy(names), t, purpose).numpy()
-    return (bits & ((1 << 53) - 1)) / float(1 << 53)
 
 
 def record_class(method: Method, name: str) -> type[Record]:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import memory
 from coterie.contract import records
 from coterie.contract.algebra import between
 from coterie.contract.cohort import Cohort, Init
@@ -19,7 +18,8 @@ from coterie.contract.engine import FloatArray, IntArray
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
 from coterie.contract.net import PerSample
-from coterie.contract.records import Record
+from coterie.contract.records import Models, Record
+from coterie.contract.shapes import FewModels
 from coterie.data import Federation, churn
 from coterie.engine import store, waves
 from coterie.engine.store import Store
@@ -37,12 +37,14 @@ from coterie.running.clients import (
     local,
     score,
     score_newcomers,
+    settled,
 )
 from coterie.running.confusion import CONFUSION, MOST_CELLS, class_names
 from coterie.running.round import Round
-from coterie.running.server import NOTES, Server, chance, record_class
+from coterie.running.server import NOTES, Server, record_class
 from coterie.running.together import Call, Course, alone
 from coterie.running.training import Training
+from coterie.streams import chance
 
 __all__ = ["ModelLike", "Simulation"]
 
@@ -61,7 +63,7 @@ class Simulation(Clients):
         super().__init__(method, model, federation, training, head, loss, choices, twin)
         training = self.training
         self.choices.pop(NOTES, None)  # the twin's
-        self.choices |= {NOTES: said} if (said := Server.notes(method)) else {}
+        self.choices |= {NOTES: said} if (said := Server.notes(method, self.layout, training)) else {}
         self.class_names = class_names(self.federation.recipe, self.federation.classes)
         if 0 < self.federation.clients * self.federation.classes**2 <= MOST_CELLS:
             self.scored = replace(self.scored, kept=(ByLabelAndAnswer(),))
@@ -77,8 +79,12 @@ class Simulation(Clients):
 
     @staticmethod
     def layout_of(method: Method, model: ModelLike, head: str | None = None) -> Layout:
-        """The layout a method would work on, e.g. to check a comparison before its first run."""
-        return Init(model, method.wrap, 0, head).layout
+        """The layout a method would work on, e.g. to check a comparison before its first run; a model that is needed
+        several times is drawn as often."""
+        init = Init(model, method.wrap, 0, head)
+        if isinstance(method, FewModels):
+            method.start(init)
+        return init.layout
 
     # -- the life of a run -----------------------------------------------------------------------------------------
 
@@ -93,8 +99,7 @@ class Simulation(Clients):
         self.wave = wave or self._wave(1)
         self.server = self.admitted(ids)
         payload = self.payload(ids[:1])
-        rows = [t for t in payload.tensors().values() if t.shape[-1:] == (self.layout.size,)]
-        self.wave = wave or self._wave(max((t[0].numel() // self.layout.size for t in rows), default=1))
+        self.wave = wave or self._wave(self.models_in(payload))
         self.choices["wave"] = self.wave
         self.server.check_buffers(payload)
         for number, part in enumerate(self._waves(ids)):
@@ -207,8 +212,8 @@ class Simulation(Clients):
             mine = self.layout.cut(row, "parameters")
             away = torch.stack([torch.linalg.vector_norm(mine - point, dim=1) for point in points], 1)  # [C, K]
             choice += away.argmin(1).tolist()
-            everyone = rows.expand(len(ids), *rows.shape)
-            test += _short(cohort.score(everyone, "test", self.measures.further)[metric.label])
+            held = settled(cohort, self._with_own(Models(rows.expand(len(ids), *rows.shape)), ids))
+            test += _short(cohort.score(held.tensors()["rows"], "test", self.measures.further)[metric.label])
         first = self.method.few(self.method.start(self.init))
         start = points[:1] if first is None else self.layout.cut(first, "parameters")
         moved = torch.linalg.vector_norm(points - (start if len(start) == len(points) else start[:1]), dim=1)
@@ -263,13 +268,13 @@ class Simulation(Clients):
         return self._weighed(ids)[0]
 
     def _weighed(self, ids: IntArray) -> tuple[Tensor, Tensor, Tensor]:
-        """Client numbers, their training samples n and n / sum of n, on the device; a few are kept there."""
+        """Client numbers, and the counts and shares that the method sees of them, on the device; a few are kept."""
         key = ids.tobytes()
         if key not in self._indices:
             if len(self._indices) > 4:
                 self._indices.clear()
             index, n = torch.from_numpy(np.stack([ids, self.engine.sizes(ids, "train")])).to(self.device)
-            self._indices[key] = (index, n, n.double() / n.sum())
+            self._indices[key] = (index, *self.server.weighed(n))
         return self._indices[key]
 
     # -- waves -----------------------------------------------------------------------------------------------------
@@ -281,18 +286,7 @@ class Simulation(Clients):
         """How many clients are computed at once when each holds so many models; see `coterie.engine.waves`."""
         if self.training.wave:
             return min(self.training.wave, self.population)
-        fit = waves.fitting(self.client_bytes(models), max(0, memory.free(self.device) - self.engine.pending))
-        return waves.size(fit, self.server.asked(self.population), self.population)
-
-    def client_bytes(self, models: int) -> int:
-        """What one client with so many models takes in a stack."""
-        x, training = self.engine.example(), self.training
-        outputs = waves.activations(self.engine.net, self.init.row, x)
-        largest = int(np.diff(self.federation.bounds, axis=1).max())
-        batch = min(training.batch, largest) if training.batch else largest
-        scored = min(self.engine.evaluation_batch, largest)
-        size = self.layout.size
-        return models * waves.slot_bytes(size, x[0].numel(), outputs, batch, scored, self.dtype.itemsize)
+        return waves.size(self.fitting(models), self.server.asked(self.population), self.population)
 
     # -- what clients keep -----------------------------------------------------------------------------------------
 
@@ -368,7 +362,10 @@ class Simulation(Clients):
 
     def payload(self, ids: IntArray, server: Server | None = None) -> Record:
         """What these clients receive `[C, ...]`, with their own buffers in it where they keep such."""
-        payload = (server or self.server).payload(self._index(ids))
+        return self._with_own((server or self.server).payload(self._index(ids)), ids)
+
+    def _with_own(self, payload: Record, ids: IntArray) -> Record:
+        """Models `[C, ...]` with these clients' own buffers, where they keep such."""
         if self._statistics is None or ids.max() >= self.population:
             return payload
         return self.receive(payload, self._statistics.take(ids)["buffers"])
@@ -452,7 +449,8 @@ class Simulation(Clients):
     def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         self.server.check_layout(meta)
         if meta["federation"] != self.federation.fingerprint():
-            raise CoterieError("the checkpoint was made with other data; resume with the data the run started with.")
+            raise CoterieError("the data are not those that the run began with; give it those, and of a file that has "
+                               "changed since, what it held then.")
         own = record_class(self.method, meta["own"]).of(checkpoint.part(tensors, "own"))
         wrong = sorted(self.own.tensors().keys() ^ own.tensors().keys())
         if wrong:

@@ -7,7 +7,7 @@ values, and all build from here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, Self, cast
@@ -22,14 +22,19 @@ from coterie.contract.net import PerSample
 from coterie.contract.patterns import partly
 from coterie.data import Federation
 from coterie.errors import CoterieError, unknown
-from coterie.options import build, parse_options
+from coterie.models.lora import adapted
+from coterie.options import build, parse_options, require_short
 from coterie.running.training import Training
+from coterie.trust import code
 
 LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 """Layers that take tokens."""
 DTYPES = ("float32", "float64", "int64")
 """Types of the samples' numbers that a federation holds."""
-OPTIONAL = ("dtype", "class_names", "encoding", "loss", "freeze", "train", "unit")
+PARTS = ("adapter", "freeze", "train")
+"""What is said of which parts of the model train."""
+TEXTS = ("method", "model", "head", "dtype", "loss", *PARTS)
+OPTIONAL = ("dtype", "class_names", "encoding", "loss", "unit", *PARTS)
 """Values that are left out where nothing is known: older versions did not write them, and do not read them."""
 
 
@@ -63,8 +68,15 @@ class RunSpec:
     """Parts of the model beside which all else is frozen, e.g. head."""
     unit: Mapping[str, float] | None = None
     """Mean and deviation of the targets, where the model trains on standardised ones."""
+    adapter: str = ""
+    """The low-rank adapters of the model, e.g. lora:rank=8; empty for none."""
 
     def __post_init__(self) -> None:
+        for name in TEXTS:
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (name == "head" and value is None):
+                raise CoterieError(f"the experiment's {name} must be text, not a {type(value).__name__}.")
+        require_short({name: getattr(self, name) for name in TEXTS}, "the experiment")
         if self.dtype not in ("", *DTYPES):
             raise unknown("type of samples", str(self.dtype), DTYPES)
 
@@ -75,10 +87,11 @@ class RunSpec:
 
     @classmethod
     def arguments(cls, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """The arguments that plain values stand for."""
+        """The arguments that plain values stand for; files that they name are not run."""
         try:
             given = dict(values)
-            given["training"] = build(Training, given.pop("training", {}), "training")
+            with code.nothing():
+                given["training"] = build(Training, given.pop("training", {}), "training")
             given["shape"] = tuple(int(n) for n in given.pop("shape"))
             given["class_names"] = tuple(given.pop("class_names", ()))
             signature(cls).bind(**given)
@@ -90,13 +103,16 @@ class RunSpec:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any], model: str = "", loss: str = "") -> Self:
-        """From config.json of a run folder, which does not know where model and loss come from."""
+        """From config.json of a run folder, which does not know where model and loss come from; runs no file."""
         samples, recipe = config["samples"], config["federation"]
+        with code.nothing():
+            training = build(Training, config["training"], "training")
         return cls(
             str(config["method"]), model, tuple(int(n) for n in samples["shape"]), int(samples["classes"]),
-            int(samples["outputs"]), build(Training, config["training"], "training"), config["head"],
+            int(samples["outputs"]), training, config["head"],
             samples.get("dtype", ""), tuple(recipe.get("classes", ())), recipe.get("encoding"), loss,
             str(config.get("freeze", "")), str(config.get("train", "")), samples.get("unit"),
+            str(config.get("adapter", "")),
         )
 
     def config(self) -> dict[str, Any]:
@@ -105,7 +121,7 @@ class RunSpec:
             "shape": list(self.shape), "classes": self.classes, "outputs": self.outputs, "dtype": self.dtype,
         }
         samples |= {} if self.unit is None else {"unit": dict(self.unit)}
-        chosen = {name: text for name in ("freeze", "train") if (text := getattr(self, name))}
+        chosen = {name: text for name in PARTS if (text := getattr(self, name))}
         training = asdict(self.training)
         return {"method": self.method, "training": training, "head": self.head, "samples": samples, **chosen}
 
@@ -129,6 +145,29 @@ class RunSpec:
         whole = {**asdict(self), "shape": list(self.shape), "class_names": list(self.class_names)}
         return {name: value for name, value in whole.items() if value or name not in OPTIONAL}
 
+    def taken_from(self, kept: code.Copies, trust: bool = False) -> Self:
+        """With a run's copies in place of the files of its method, optimizers and metrics; raises where one is not
+        trusted, unless it is `trust`ed now. Metrics are not needed here, and ask where they are."""
+        if trust:
+            kept.trust()
+        kept.take()
+        made = replace(self._spelled(kept.spelled), model=self.model, loss=self.loss)
+        named = [made.method, made.training.optimizer, made.training.server]
+        code.mark(made.training.metrics)
+        code.require(named, str(kept.folder / "config.json"), trust)
+        return made
+
+    def as_it_was(self) -> Self:
+        """With the paths that its files had, where it goes on with a run's copies of them."""
+        return self._spelled(code.original)
+
+    def _spelled(self, of: Callable[[str], str]) -> Self:
+        """With every text that may name a code file as `of` spells it; runs none."""
+        own: dict[str, Any] = {name: of(getattr(self.training, name)) for name in (*registry.OPTIMIZERS, "metric")}
+        with code.nothing():
+            training = replace(self.training, **own, watch=tuple(map(of, self.training.watch)))
+        return replace(self, method=of(self.method), model=of(self.model), loss=of(self.loss), training=training)
+
     # -- what is built from it -------------------------------------------------------------------------------------
 
     def chosen(self) -> Method:
@@ -137,24 +176,25 @@ class RunSpec:
     def factory(self) -> Callable[[], nn.Module]:
         """Each call gives the module with fresh weights, of which trains what should."""
         name, given = parse_options(self.model)
-        made = partly(models.model(name, self.shape, self.outputs, **given), self.freeze, self.train, self.head)
-        return cast("Callable[[], nn.Module]", made)
+        whole = adapted(models.model(name, self.shape, self.outputs, **given), self.adapter, self.head)
+        return cast("Callable[[], nn.Module]", partly(whole, self.freeze, self.train, self.head))
 
     def own_loss(self) -> PerSample | None:
         """The user's loss from its file; None for the task's usual one."""
         if not self.loss:
             return None
-        spelled = files.IN_FILE.match(self.loss)
-        if spelled is None or spelled[3]:
+        spelled = files.in_file(self.loss)
+        if spelled is None or spelled[2]:
             raise CoterieError(f"a loss of your own is a function in a file, spelled file.py:name, not '{self.loss}'.")
-        held = vars(files.module(Path(spelled[1]), f"the loss {spelled[2]}"))
-        found = held.get(spelled[2])
+        path, name, _ = spelled
+        held = vars(code.module(Path(path), f"the loss {name}"))
+        found = held.get(name)
         if found is None:
             ours = [n for n, v in held.items() if callable(v) and getattr(v, "__module__", "") == held["__name__"]]
-            raise unknown(f"loss in {spelled[1]}", spelled[2], ours)
+            raise unknown(f"loss in {path}", name, ours)
         if not callable(found) or isinstance(found, type):
             raise CoterieError(
-                f"{spelled[2]} in {spelled[1]} is a {type(found).__name__}; a function of outputs and labels is needed."
+                f"{name} in {path} is a {type(found).__name__}; a function of outputs and labels is needed."
             )
         return found  # type: ignore[no-any-return]
 
@@ -165,6 +205,12 @@ class RunSpec:
         """Layout, module and fresh rows of the run's seed, as the method wraps the model."""
         seed = self.training.seed
         return Init(self.factory(), method.wrap, seed, self.head, dtype, device, population, self.classes)
+
+    def numbers(self, method: Method) -> int:
+        """How many numbers the model has, with what the method adds to it; no memory is taken for them."""
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            module = method.wrap(self.factory()())
+        return sum(t.numel() for t in (*module.parameters(), *module.buffers()))
 
     # -- samples of this form, without meaning ---------------------------------------------------------------------
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from coterie import files, registry
+from coterie import registry
 from coterie.contract.local import LocalOptions
 from coterie.contract.schedules import factor
 from coterie.data.augment import NONE, Augment
 from coterie.errors import CoterieError
-from coterie.options import BelowOne, Count, CountOrZero, Range
+from coterie.options import BelowOne, Count, CountOrZero, Range, require_short
+from coterie.trust import code
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class Training(LocalOptions):
     """Probability that a selected client does not answer: neither its upload nor its own state changes."""
     stragglers: BelowOne = 0.0
     """Probability that a selected client manages only a part of its local steps (uniform between 10 and 100 %)."""
+    counts: bool = False
+    """With a robust aggregator, whether clients count by their samples, none for more than 3 times the median; false
+    counts them alike (and in means over samples none for more than the median), for a client may say any number. Other
+    aggregators always go by samples."""
     evaluate_every: Count = 10
     """Rounds between evaluations; the first and the last state are always evaluated."""
     patience: CountOrZero = 0
@@ -90,11 +95,12 @@ class Training(LocalOptions):
     """Further metrics that are computed and stored for every client."""
 
     def __post_init__(self) -> None:
+        require_short(vars(self), "the training")
         super().__post_init__()
         for name, server in registry.OPTIMIZERS.items():
             object.__setattr__(self, name, registry.shortest(getattr(self, name), server))
-        object.__setattr__(self, "metric", whole_path(self.metric))
-        object.__setattr__(self, "watch", tuple(whole_path(spec) for spec in self.watch))
+        object.__setattr__(self, "metric", code.absolute(self.metric))
+        object.__setattr__(self, "watch", tuple(map(code.absolute, self.watch)))
         if self.warmup > self.rounds:
             raise CoterieError(f"warmup must be at most the number of rounds, {self.rounds}, not {self.warmup}.")
         if self.augment != NONE:
@@ -127,9 +133,3 @@ class Training(LocalOptions):
     def lr_at(self, round: int) -> float:
         """The learning rate of a round."""
         return self.lr * factor(self.schedule, round, self.rounds, self.decay, self.warmup)
-
-
-def whole_path(spec: str, folder: str = "") -> str:
-    """`mine.py:Gmean(p=2)` with the file's whole path, seen from a folder; other spellings as they are."""
-    name, opened, rest = spec.partition("(")
-    return f"{files.resolved(f'{folder}/{name}' if folder and files.IN_FILE.match(name) else name)}{opened}{rest}"

@@ -23,7 +23,7 @@ from coterie.data import SPLITS
 from coterie.errors import CoterieError
 from coterie.metrics.accuracy import Accuracy
 from coterie.metrics.calibration import NLL
-from coterie.metrics.regression import MAE, MSE
+from coterie.metrics.regression import MAE, MSE, R2
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 from coterie.running.targets import BY, constants
@@ -154,9 +154,7 @@ def level(results: Sequence[Result], scale: Scale) -> Level | None:
     own = by.level(*known_and_scored(held, tested))
     seen = held if tested is None else tested
     alike = np.zeros((len(own), 0)) if tested is None else by.alike(tested)
-    known = own[np.isfinite(own)]
-    slack = EXACT if scale.percent or not len(known) else ROUNDED * float(np.abs(known).mean())
-    return Level(by.words, own, alike, slack, blind=of_one_class(seen))
+    return Level(by.words, own, alike, slack(scale, own), blind=of_one_class(seen))
 
 
 def _entropy(results: Sequence[Result]) -> Constant | None:
@@ -173,13 +171,18 @@ def _of_targets(results: Sequence[Result], scale: Scale) -> Level | None:
     if found is None or name not in found:
         return None
     own = found[name]
-    known = own[np.isfinite(own)]
-    relative = name in (MSE().label, MAE().label)
-    slack = ROUNDED * float(np.abs(known).mean()) if relative and len(known) else EXACT
     errors = found.get(MSE().label, own[:0])
     errors = errors[np.isfinite(errors)]
     equal = bool(len(errors)) and float(errors.max()) <= MET
-    return Level(of_targets(name), own, np.zeros((len(own), 0)), slack, equal)
+    return Level(of_targets(name), own, np.zeros((len(own), 0)), slack(scale, own), equal)
+
+
+def slack(scale: Scale, own: Floats) -> float:
+    """How near a mean may be to that of constant answers, which score `own [clients]`, to be the same: EXACT for shares
+    and R2, ROUNDED of the answers' own mean for others."""
+    known = own[np.isfinite(own)]
+    bounded = scale.percent or scale.name == R2().label
+    return EXACT if bounded or not len(known) else ROUNDED * float(np.abs(known).mean())
 
 
 def of_targets(name: str) -> str:

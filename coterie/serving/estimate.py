@@ -18,7 +18,7 @@ from coterie.evaluation import intervals
 from coterie.evaluation.reading import shortly, unit
 from coterie.metrics.accuracy import Accuracy, right
 from coterie.metrics.regression import MAE, MSE
-from coterie.running.untrained import EXACT, ROUNDED
+from coterie.running.untrained import EXACT, slack
 
 FOLDS = 10
 """Of the cross-validation behind the estimate; as many as samples where those are fewer."""
@@ -50,21 +50,25 @@ def held_out(net: Net, row: Tensor, x: Tensor, y: Tensor) -> Held:
         outputs = net(row, x)
         loss = net.task.told(outputs, y)
     correct = right(outputs, y) if net.task.classes else torch.zeros(len(x))
-    return Held(correct.double().cpu().numpy(), loss.double().cpu().numpy())
+    answer = outputs.argmax(-1) if net.task.classes else torch.zeros(len(x), dtype=torch.int64)
+    answer[outputs.flatten(1).isnan().any(1)] = -1
+    return Held(correct.double().cpu().numpy(), loss.double().cpu().numpy(), answer.cpu().numpy())
 
 
 @dataclass(frozen=True)
 class Held:
-    """Held-out samples: whether each was predicted correctly (0 or 1) and its loss, `[h]`."""
+    """Held-out samples: whether each was predicted correctly (0 or 1), its loss, and the class answered, -1 where the
+    outputs are no numbers, `[h]`."""
 
     right: Array
     loss: Array
+    answer: Ints
 
     @classmethod
     def of(cls, parts: Iterable[Held]) -> Held:
         """All of them together."""
-        right, loss = zip(*((part.right, part.loss) for part in parts), strict=True)
-        return cls(np.concatenate(right), np.concatenate(loss))
+        right, loss, answer = zip(*((part.right, part.loss, part.answer) for part in parts), strict=True)
+        return cls(np.concatenate(right), np.concatenate(loss), np.concatenate(answer))
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -159,14 +163,20 @@ class ConstantScore:
     value: float
 
     def beside(self, estimate: Estimate) -> str:
-        """A sentence where the model is not better than that; where nothing could be, there is none for one as good."""
+        """A sentence where the model is not better than that, which it may be where all labels are the same."""
         scale = estimate.scale
         ahead = scale.sign * (estimate.value - self.value)
-        slack = EXACT if scale.percent else ROUNDED * abs(self.value)
+        near = slack(scale, np.array([self.value]))
         perfect = self.value >= 1 - EXACT if scale.percent else self.value == 0
-        if ahead > slack or (perfect and abs(ahead) <= slack):
+        if ahead > near:
             return ""
-        does = "as well" if abs(ahead) <= slack else "better"
+        if perfect and abs(ahead) <= near:
+            if scale.percent:
+                return ("All its labels are one class: always answering that would be right as often, so the estimate "
+                        "does not say whether the model tells classes apart.")
+            return ("All its numbers to predict are the same: always answering that would be as good, so the estimate "
+                    "does not say how well the model tells others.")
+        does = "as well" if abs(ahead) <= near else "better"
         mine, other = (f"{shortly(scale, value)}{unit(scale)}" for value in (estimate.value, self.value))
         return (f"A constant answer ({self.words}) does {does}: {scale.title} {other} against {mine} on the same "
                 "held-out samples, so this model is of no use to it as it is.")
@@ -194,3 +204,50 @@ def constant_answer(y: Tensor, folds: Sequence[Fold], classes: int, scored: PerS
                 totals[word][side] += float(scored(answers, targets).sum())
     best = min(CENTRES, key=lambda word: totals[word][0])
     return ConstantScore(f"its {best}", float(totals[best][1] / sum(len(held) for _, held in folds)))
+
+
+# -- under other names -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """How many of n samples a model is right about, and would be if the classes it answers had the names of others."""
+
+    right: int
+    renamed: int
+    n: int
+    names: dict[int, int]  # the class answered, and the label that stands for it
+
+    def said(self, class_names: Sequence[str], most: int = 3) -> str:
+        """A sentence with the classes as the run calls them."""
+        def called(number: int) -> str:
+            return f"'{class_names[number]}'" if class_names else str(number)
+
+        pairs = [f"{called(label)} where the run says {called(answer)}" for answer, label in self.names.items()]
+        more = [f"{len(pairs) - most} more"] if len(pairs) > most else []
+        return (f"The run's model is right about {self.right} of its {self.n} samples as they are labelled, and about "
+                f"{self.renamed} if it has {', '.join([*pairs[:most], *more])}: labels of another meaning?")
+
+
+def renaming(answers: Ints, labels: Ints, constant: float) -> Renaming | None:
+    """Where answers `[n]` are right no more often than a `constant` one, a share, but under other names of the classes
+    more often than that by more than noise.
+
+    A class answered gets the name of the most frequent label there, if the client has samples of that class at all. For
+    the count, each half of the samples takes the names that the other half says.
+    """
+    held, halves = set(labels.tolist()), (slice(0, None, 2), slice(1, None, 2))
+    n, right = len(labels), int((answers == labels).sum())
+    renamed = 0
+    for mine, known in (halves, halves[::-1]):
+        names = _names(answers[known], labels[known], held)
+        renamed += sum(names.get(a) == label for a, label in zip(answers[mine].tolist(), labels[mine].tolist()))
+    if right > constant * n or intervals.clopper_pearson(renamed, n)[0] <= constant:
+        return None
+    moved = {answer: label for answer, label in _names(answers, labels, held).items() if answer != label}
+    return Renaming(right, renamed, n, moved)
+
+
+def _names(answers: Ints, labels: Ints, held: set[int]) -> dict[int, int]:
+    """Each class of `held` that is answered, and its most frequent label."""
+    return {int(a): int(np.bincount(labels[answers == a]).argmax()) for a in np.unique(answers) if int(a) in held}

@@ -75,6 +75,8 @@ def write(model: Portable, path: Path, form: str) -> float:
     fresh = path.with_name(f"{path.stem}.tmp{FORMATS[form]}")
     leftovers = (fresh, fresh.with_suffix(".json"), Path(f"{fresh}.data"))
     try:
+        for left in leftovers:  # a link that lies there would be written through
+            left.unlink(missing_ok=True)
         answer = _WRITERS[form](model, fresh)
         apart = parity(model.outputs(model.x), answer(model.x))
         if len(model.x) > 1:  # another batch size than the one it was traced with

@@ -7,8 +7,9 @@ adapt included, is repeated inside every fold of the cross-validation that makes
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from coterie.contract.units import Unit, answering
 from coterie.data import Federation, groups
 from coterie.data.partition import Ints, generator
 from coterie.data.splits import deal
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, counted
 from coterie.evaluation.score import LOSS
 from coterie.evaluation.stages import ADAPTED, SERVED
 from coterie.running import arrival
@@ -43,11 +44,13 @@ from coterie.serving.estimate import (
     Estimate,
     Fold,
     Held,
+    Renaming,
     constant_answer,
     cut,
     decide,
     estimated,
     held_out,
+    renaming,
 )
 from coterie.serving.newcomer_data import other_units
 
@@ -102,11 +105,12 @@ def personalize(
     other = Desk(saved, seed, ADAPTED, when)  # the stages may have chosen different rounds
     n = 0 if data is None else len(data[0])
     if data is None or n < FEWEST:
-        return desk.give_fallback(name, n)
+        return desk.give_fallback(name, data)
     x, y = desk.checked(*data, name)
     if future is not None and future < 1:
         raise CoterieError(f"the interval is for at least 1 further sample, not {future}.")
     desk.group = other.group = None if group is None else groups.coded(group, n)
+    desk.together = other.together = desk.fitting(x, y, name)
     outer = cut(np.arange(n), FOLDS, generator(seed, "folds"), desk.group)
     asked = adapt == "auto"
     inner = [cut(kept, INNER, generator(seed, "inner", k), desk.group) if asked else []
@@ -122,7 +126,11 @@ def personalize(
     held = [[folds[k][decision.adapt] for folds in replicas] for k, decision in enumerate(inside)]  # [fold][replica]
     loss = saved.folder.scales()[LOSS.name]
     estimate = estimated(held, future or max(1, round(n / 3)), bool(saved.spec.classes), loss)
-    return (other if decided.adapt else desk).give(x, y, name, decided, estimate, desk.constant(y, outer))
+    constant, other_names = desk.constant(y, outer), None
+    if saved.spec.classes and constant is not None and desk.t:  # nobody has trained the models of round 0
+        labels = y.cpu().numpy()[np.concatenate([held for _, held in outer])]
+        other_names = renaming(Held.of(served for served, _ in replicas[0]).answer, labels, constant.value)
+    return (other if decided.adapt else desk).give(x, y, name, decided, estimate, constant, other_names)
 
 
 class Desk:
@@ -137,15 +145,15 @@ class Desk:
         self.t = self.taken.round
         self.number = saved.arrived(self.t)
         self.group: Ints | None = None  # [n] of the newcomer's samples, where they belong together
+        self.together = 1  # folds that are computed at once
         self.answers = saved.spec.outputs  # numbers that the model answers a sample
 
     def checked(self, x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """The samples, if they are what the run is about."""
         spec = self.saved.spec
         if tuple(x.shape[1:]) != spec.shape:
-            raise CoterieError(
-                f"the run's samples have shape {list(spec.shape)}; those of {name} have {list(x.shape[1:])}."
-            )
+            raise CoterieError(f"the run's samples have shape {list(spec.shape)}; those of {name} have "
+                               f"{list(x.shape[1:])}{_of_images(spec.shape, tuple(x.shape[1:]))}.")
         made = Federation.from_clients([(x, y)], val=0.0, test=0.0, classes=spec.classes, names=[name])
         if made.outputs != spec.outputs:
             raise CoterieError(f"the run predicts {spec.outputs} numbers a sample; {name} has {made.outputs}.")
@@ -175,26 +183,42 @@ class Desk:
         spec = self.saved.spec
         return Federation.from_splits(*pieces, classes=spec.classes, names=names, unit=Unit.of(spec.unit))
 
+    def fitting(self, x: Tensor, y: Tensor, name: str) -> int:
+        """How many folds, each with the models that a newcomer receives, memory holds at once."""
+        alone = self.clients(self.whole(x, y, name))
+        fit = alone.fitting(alone.models_in(self.arrive(alone)[0].payload))
+        return max(1, min(fit, HELD // max(1, x.nbytes)))
+
+    def whole(self, x: Tensor, y: Tensor, name: str) -> Federation:
+        """One client with all the samples, none held out."""
+        return self.federation(x, y, [(np.arange(len(x)), np.arange(0))], [name])
+
     def score(self, x: Tensor, y: Tensor, folds: Sequence[Fold], name: str) -> list[tuple[Held, Held]]:
         """Each fold's held-out samples by the models that the kept ones lead to: served, and adapted."""
+        names = [f"{name}/part{k}" for k in range(len(folds))]
         found: list[tuple[Held, Held]] = []
-        most = max(1, HELD // max(1, x.nbytes))
-        for first in range(0, len(folds), most):
-            some = folds[first : first + most]
-            names = [f"{name}/part{first + k}" for k in range(len(some))]
-            clients = self.clients(self.federation(x, y, some, names))
-            came, cohort = self.arrive(clients)
-            rows = came.rows
-            trained, net = adapted(cohort, rows, clients.training), clients.engine.net
-            net.mode(training=False)
-            with clients.engine.computing():
-                held = clients.engine.samples(cohort.members.places, "test", raw=False)
-                for k, (xs, ys) in enumerate(held):
-                    if not k:
-                        with torch.no_grad():
-                            self.answers = net(rows[k], xs[:1]).numel()
-                    one, other = (held_out(net, stage[k], xs, ys) for stage in (rows, trained))
-                    found.append((one, other))
+        for first in range(0, len(folds), self.together):
+            wave = slice(first, first + self.together)
+            if self.together < len(folds):
+                gc.collect()  # an engine lies in a circle of references, and models of earlier waves with it
+            found += self._scored(self.federation(x, y, folds[wave], names[wave]))
+        return found
+
+    def _scored(self, federation: Federation) -> list[tuple[Held, Held]]:
+        """The same of folds that are computed at once, each a client; nothing of them stays in memory."""
+        clients = self.clients(federation)
+        came, cohort = self.arrive(clients)
+        rows, found = came.rows, []
+        trained, net = adapted(cohort, rows, clients.training), clients.engine.net
+        net.mode(training=False)
+        with clients.engine.computing():
+            held = clients.engine.samples(cohort.members.places, "test", raw=False)
+            for k, (xs, ys) in enumerate(held):
+                if not k:
+                    with torch.no_grad():
+                        self.answers = net(rows[k], xs[:1]).numel()
+                one, other = (held_out(net, stage[k], xs, ys) for stage in (rows, trained))
+                found.append((one, other))
         return found
 
     def constant(self, y: Tensor, folds: Sequence[Fold]) -> ConstantScore | None:
@@ -206,17 +230,20 @@ class Desk:
         return constant_answer(y, folds, spec.classes, Task.of(spec.classes, self.loss).scored)
 
     def give(
-        self, x: Tensor, y: Tensor, name: str, decided: Decision, estimate: Estimate, constant: ConstantScore | None
+        self, x: Tensor, y: Tensor, name: str, decided: Decision, estimate: Estimate, constant: ConstantScore | None,
+        other_names: Renaming | None = None,
     ) -> Personalized:
         """The model from all samples."""
-        none = np.arange(0)
-        clients = self.clients(self.federation(x, y, [(np.arange(len(x)), none)], [name]))
+        clients = self.clients(self.whole(x, y, name))
         came, cohort = self.arrive(clients)
         spent = int(cohort.spent[0])
         facts, why = _explained(came, cohort, self.number)
         unlike = other_units(self.saved.spec.encoding, x, y)
         why = [*unlike.values(), *why]
         facts["other_units"] = list(unlike)
+        if other_names is not None and came.server.state.tensors():  # where nothing is shared, the run has no model
+            why.insert(0, other_names.said(self.saved.spec.class_names))
+            facts["other_names"] = asdict(other_names)
         row = adapted(cohort, came.rows, clients.training)[0] if decided.adapt else came.rows[0]
         if spent:
             why.append(f"The rule took {spent} local steps.")
@@ -242,9 +269,10 @@ class Desk:
         how = f"{taken.when} for the stage {taken.stage}" if taken.when == CHOSEN else "the last one"
         return [f"The server is that after round {taken.round}, {how}.", *filter(None, [taken.note])]
 
-    def give_fallback(self, name: str, n: int) -> Personalized:
-        """The method's model for somebody of whom nothing is known."""
-        saved, spec = self.saved, self.saved.spec
+    def give_fallback(self, name: str, data: tuple[Tensor, Tensor] | None) -> Personalized:
+        """The method's model for somebody of whom too little is known."""
+        saved, spec, n = self.saved, self.saved.spec, 0 if data is None else len(data[0])
+        unlike = {} if data is None else other_units(spec.encoding, *data)
         y = torch.zeros(1, dtype=torch.int64 if spec.classes else torch.float32)
         if not spec.classes and spec.outputs > 1:
             y = torch.zeros(1, spec.outputs)
@@ -253,13 +281,21 @@ class Desk:
         clients = self.clients(made)
         server = saved.server(clients.init, self.tensors, self.meta)
         row = saved.method.fallback(server.state, clients.init, saved.report(self.t))
-        few = f"{name} has {n} labelled samples, and at least {FEWEST} are needed" if n else f"{name} has no labels"
+        if clients.training.buffers == "local" and len(clients.layout.normalisation(row.device)[1]):
+            raise CoterieError(
+                f"{name} has no labels, or fewer than {FEWEST}, so nothing can be trained for it; and in this run each "
+                "client keeps the statistics of its batch normalisation (buffers=local), so the server has none for it."
+            )
+        held = f"{counted(n, 'labelled sample')}, and at least {FEWEST} are needed" if n else "no labels"
+        few = f"{name} has {held}"
         why = (
+            *unlike.values(),
             f"{few}: nothing was chosen or trained for it, and nothing can be said about how good the model is.",
             f"It gets {saved.method.name}'s fallback, which is the same for every such client.",
             *self._of_round(),
         )
-        return Personalized(row, clients, name, self.taken, False, None, why, {"samples": n})
+        facts = {"samples": n, "other_units": list(unlike)}
+        return Personalized(row, clients, name, self.taken, False, None, why, facts)
 
 
 def adapted(cohort: Cohort, rows: Tensor, training: Training) -> Tensor:
@@ -272,6 +308,15 @@ def adapted(cohort: Cohort, rows: Tensor, training: Training) -> Tensor:
         rows, lr=cohort.lr / GENTLE, epochs=GENTLE * training.epochs if training.steps is None else None,
         steps=None if training.steps is None else GENTLE * training.steps,
     )
+
+
+def _of_images(wanted: Sequence[int], found: Sequence[int]) -> str:
+    """What to type where images `[C, H, W]` of another colour or size were found; empty for other samples."""
+    if not len(wanted) == len(found) == 3 or {wanted[0], found[0]} - {1, 3}:
+        return ""
+    colour = f"colour={'rgb' if wanted[0] == 3 else 'grey'}" if wanted[0] != found[0] else ""
+    size = f"size={wanted[2]}x{wanted[1]}" if tuple(wanted[1:]) != tuple(found[1:]) else ""
+    return f"; of images, --data FOLDER:{','.join(filter(None, (colour, size)))} reads them as the run's"
 
 
 # -- why ---------------------------------------------------------------------------------------------------------------
@@ -291,6 +336,7 @@ def _explained(came: Arrival, cohort: Cohort, clients: int) -> tuple[dict[str, A
                    f"{clients} clients are.")
     sent = came.payload.rows if isinstance(came.payload, Models) else None
     if sent is not None and sent.shape[-1] == rows.shape[-1]:  # [1, K, D]
+        sent = cohort.settled(sent) if cohort.members.own_buffers else sent
         losses = {
             "train": cohort.score(sent, "train", ())["loss"][0].tolist(),
             "val": cohort.score(sent, "val", ())["loss"][0].tolist(),
@@ -326,8 +372,10 @@ def _held_together(group: Ints | None, grouped: bool) -> str:
 
 def _why_adapted(decided: Decision, steps: int, classes: bool) -> str:
     served, adapted = decided.served, decided.adapted
+    how = (f"It was adapted by {steps} local steps, at a {GENTLE}th of a round's learning rate and {GENTLE} times as "
+           "long, so it is not the model that tables call adapted")
     if served is None:
-        return f"It was adapted by {steps} local steps, as asked." if decided.adapt else "It was not adapted, as asked."
+        return f"{how}, as asked." if decided.adapt else "It was not adapted, as asked."
     assert adapted is not None
     n, (more, gain), (few, loss) = len(served.loss), adapted.rank, served.rank
     if classes and more != few:
@@ -336,5 +384,5 @@ def _why_adapted(decided: Decision, steps: int, classes: bool) -> str:
         same = f"{few:.0f} of {n} correct either way, " if classes else ""
         numbers = f"{same}mean loss {-gain / n:.3g} against {-loss / n:.3g} without"
     if decided.adapt:
-        return f"It was adapted by {steps} local steps, which did better in a {INNER}-fold comparison: {numbers}."
+        return f"{how}; it did better than without in a {INNER}-fold comparison: {numbers}."
     return f"It was not adapted, because that did no better in a {INNER}-fold comparison: {numbers}."

@@ -14,7 +14,7 @@ from coterie.evaluation.reading import shortly, unit
 from coterie.running.outcome import warnings_of
 from coterie.running.saved import Saved
 from coterie.serving.estimate import Adapt, Estimate
-from coterie.serving.newcomer_data import read
+from coterie.serving.newcomer_data import Fill, read, unlabelled
 from coterie.serving.newcomers import Personalized, personalize
 from coterie.serving.portable import job_of, write_model
 
@@ -36,25 +36,32 @@ def hand_out(
     name = client or Path(spelled(data)[0]).stem
     samples, group, lacking = None, None, ""
     filled: tuple[str, ...] = ()
+    unlike: dict[str, str] = {}
     try:
-        samples, name, group, filled = read(data, client, saved)
+        samples, name, group, filled, fill = read(data, client, saved)
     except NoLabels as reason:
         lacking = str(reason)
+        filled, unlike, fill = unlabelled(data, client, saved)
     found = personalize(saved, samples, name, adapt, future, seed, group, when)  # type: ignore[arg-type]
-    found = replace(found, why=(*found.why, lacking)) if lacking else found
+    if lacking:
+        found = replace(found, why=(*unlike.values(), *found.why, lacking),
+                        facts={**found.facts, "other_units": list(unlike)})
     found = replace(found, why=(*found.why, *(f"Its data: {note}." for note in filled)))
     of_run = warnings_of(saved.folder, (found.taken.stage,), found.taken.scored)
     found = replace(found, why=(*(f"Of the run: {text}" for text in of_run), *found.why))
-    facts = described(saved, found)
+    facts = described(saved, found, fill)
     beside = write_model(out, found.clients.layout, found.row, facts)
     if report == "json":
         return json.dumps({**facts, "file": str(out)}, indent=2)
     return "\n".join([*found.why, *_stated(found.estimate), f"model: {out}, {beside}"])
 
 
-def described(saved: Saved, found: Personalized) -> dict[str, Any]:
-    """What the json beside a newcomer's model says."""
+def described(saved: Saved, found: Personalized, fill: Fill) -> dict[str, Any]:
+    """What the json beside a newcomer's model says: how samples become numbers is what the run says, but for what
+    filled gaps of the newcomer's own, if it had a way of its own."""
     job = job_of(saved)
+    if fill is not None:
+        job["encoding"] = {**job["encoding"], "fill": fill}
     return {
         "method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()), "client": found.client,
         **found.taken.facts, "newcomer": True, "adapted": found.adapted, "fallback": found.fallback,

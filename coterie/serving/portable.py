@@ -23,6 +23,7 @@ from coterie.running.chosen import HandedOut
 from coterie.running.outcome import warnings_of
 from coterie.running.saved import Saved
 from coterie.running.spec import RunSpec
+from coterie.trust import code
 
 SAMPLES = 16
 """Samples on which outputs are compared."""
@@ -47,6 +48,9 @@ def write_model(path: Path, layout: Layout, row: Tensor, facts: Mapping[str, Any
             **({"frozen": {entry.name: list(entry.shape) for entry in layout.frozen}} if frozen else {}),
         },
     }
+    job = facts["job"]
+    named = code.table(str(job.get(name, "")) for name in ("method", "model", "loss"))
+    whole |= {"code": named} if named else {}
     checkpoint.save(path, {**layout.views(row), **frozen}, whole)
     beside = path.with_suffix(".json")
     files.write_json(beside, whole)
@@ -87,8 +91,15 @@ class Portable:
         return answering(self.layout.load(duplicate(self.module).to(self.row.dtype), self.row).eval(), self.unit)
 
 
-def read_model(path: Path, spelling: str | None = None) -> Portable:
-    """What `write_model` wrote, with its module; `spelling` names the model where the file's own is not found."""
+@code.foreign()
+def read_model(path: Path, spelling: str | None = None, trust: bool = False) -> Portable:
+    """What `write_model` wrote, with its module; `spelling` names the model where the file's own is not found.
+
+    Code files that its header names run if they are as they were, and this user has named them before, or with `trust`.
+    """
+    code.typed(spelling)
+    if not path.exists():
+        raise CoterieError(f"there is no run folder or model file {path}.")
     tensors, facts = checkpoint.load(path)
     job = facts.get("job")
     if not isinstance(job, dict):
@@ -97,7 +108,14 @@ def read_model(path: Path, spelling: str | None = None) -> Portable:
     if spelling is not None:
         known["model"] = spelling
     spec = RunSpec.of(known, f"how to build the model of {path}")
-    module = spec.init(spec.chosen()).module
+    told = [spec.method, *([] if spelling else [spec.model])]
+    code.require_same(told, facts.get("code"), str(path))
+    code.require(told, str(path), trust)
+    method, held = spec.chosen(), sum(t.numel() for t in tensors.values())
+    if files.in_file(spec.model) is None and (said := spec.numbers(method)) > held:
+        raise CoterieError(f"{path} holds {held} numbers and is said to be {spec.model} with {said}; it is damaged, or "
+                           "not what it says.")
+    module = spec.init(method).module
     layout = Layout.of(module)
     if layout.frozen:  # the file holds these too
         lacking = sorted(entry.name for entry in layout.frozen if entry.name not in tensors)
@@ -116,7 +134,8 @@ def read_model(path: Path, spelling: str | None = None) -> Portable:
 
 def job_of(saved: Saved) -> dict[str, Any]:
     """What builds a run's module again, as a site's job says it; how it was trained is not needed for that."""
-    named = replace(saved.spec, model=files.resolved(saved.spec.model), loss=files.resolved(saved.spec.loss))
+    spec = saved.spec.as_it_was()
+    named = replace(spec, model=code.absolute(spec.model), loss=code.absolute(spec.loss))
     return {name: value for name, value in named.values().items() if name != "training"}
 
 

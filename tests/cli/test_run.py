@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import FILES, SMALL, coterie, exit_code, in_process, in_process_shown
+from commands import FILES, OF_ANY_MODEL, SMALL, as_before, coterie, exit_code, in_process, in_process_shown
 
 from coterie.cli import run as training
 from coterie.running import checkpoint
@@ -66,7 +66,7 @@ def test_compare_all_trains_every_method_once(tmp_path):
     x = np.random.default_rng(0).standard_normal((90, 5)).astype(np.float32)
     np.savez(tmp_path / "tiny.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
     tiny = ["--data", "tiny.npz", "--partition", "iid", "--clients", 3, "--model", "mlp:hidden=4", "--rounds", 1,
-            "--set", "batch=0", "--set", "device=cpu", "--out", "out"]
+            "--set", "batch=0", "--set", "device=cpu", "--adapter", "lora:rank=2,base=trains", "--out", "out"]
     done = coterie("compare", "--methods", "all", "--methods", "fedavg+confree", *tiny, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     wanted = sorted([*FILES, "fedavg+confree"])
@@ -89,7 +89,25 @@ def test_all_is_a_word_for_the_methods_wherever_they_are_named(words, monkeypatc
     seen = []
     monkeypatch.setattr(training, "go_on", lambda experiment, *rest, **options: seen.append(experiment.methods))
     in_process_shown(["compare", *words], monkeypatch, capsys)
-    assert seen == [(*FILES, "fedavg+confree")]
+    assert seen == [(*OF_ANY_MODEL, "fedavg+confree")]
+
+
+@pytest.mark.parametrize(("words", "methods"), [
+    ([], {"local", "fedavg", "fedprox", "fedper"}),  # ifca and fedfew have 3 models each
+    (["--set", "ifca.models=2"], {"local", "fedavg", "fedprox", "fedper", "ifca-models-2"}),
+])
+def test_the_usual_comparison_leaves_out_what_two_clients_cannot_run(words, methods, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    two = ["--clients", 2, "--partition", "iid", "--model", "linear", "--rounds", 1]
+    code, said = in_process(["compare", *two, *words, "--set", "device=cpu", "--out", "out"], monkeypatch, capsys)
+    assert code == 0, said
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()} == methods
+    left_out = "fedfew is left out of the usual comparison: it has 3 models for 2 clients; `coterie compare "
+    assert left_out in " ".join(said.split())
+    assert ("ifca is left out" in said) == (not words)
+    code, said = in_process(["compare", "ifca", *two, "--out", "typed"], monkeypatch, capsys)
+    assert code == 2
+    assert "there are 2: write ifca:models=2, or name the other methods without it." in " ".join(said.split())
 
 
 def test_a_toml_file_is_the_whole_experiment(tmp_path):
@@ -129,9 +147,7 @@ def test_damaged_checkpoints_are_named(tmp_path, monkeypatch, capsys):
         assert "damaged" in said
         assert len(said.strip().splitlines()) == 1
     place.write_bytes(whole)
-    saved = json.loads((tmp_path / "out" / "experiment.json").read_text())
-    saved["experiment"]["model"] = "mlp:hidden=9"
-    (tmp_path / "out" / "experiment.json").write_text(json.dumps(saved))
+    as_before(tmp_path / "out" / "experiment.json", lambda values: values["experiment"].update(model="mlp:hidden=9"))
     code, said = in_process(["resume", "out"], monkeypatch, capsys)
     assert code == 2
     assert "another model" in said

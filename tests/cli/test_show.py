@@ -118,7 +118,8 @@ def test_data_takes_the_path_without_its_flag(tmp_path, monkeypatch, capsys):
 def test_options_lists_every_option_with_default_and_meaning(cls, monkeypatch, capsys):
     """What a person can set is what the dataclass has; the training of an experiment is the other table."""
     rows = {name: (default, said) for name, default, said in catalogue.option_rows(cls)}
-    assert list(rows) == [f.name for f in fields(cls) if f.name != "training"]
+    own = [f.name for f in fields(cls) if f.metadata.get("option", True)]
+    assert list(rows) == [name for name in own if name != "training"]
     assert all(said for _, said in rows.values())
     shown = in_process_shown(["options"], monkeypatch, capsys).out
     for name, (default, _) in rows.items():

@@ -53,7 +53,7 @@ MEANT = {
 CITED = {
     "fedfew": ("Guo, Zhang, Lin, Li, Tang, Zhang", "Few-for-many personalized federated learning", "2603.11992, 2026"),
     "cwfedavg": ("Lee, Choi", "Class-wise federated averaging for efficient personalization", "ICCV 2025"),
-    "fedpac": ("Xu, Tong, Huang", "feature alignment and classifier collaboration", "ICLR 2023"),
+    "fedpac": ("Xu et al.", "feature alignment and classifier collaboration", "ICLR 2023"),
     "confree": ("Zheng, Hu, Yang, Zheng, Xu, Wang", "conflict-free client update aggregation", "AAAI 2025"),
 }
 

@@ -16,12 +16,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from by_hand import adapter_for
 from commands import exit_code, in_process_shown
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import coterie
 from coterie import registry
+from coterie.contract.sent import MOST
 from coterie.data.partition import generator
 from coterie.data.splits import deal
 from coterie.flower.job import Job
@@ -47,6 +49,14 @@ ROUNDS = 8
 OPTIONS = {  # the learning rate rises to where steps jump about, so that scores are best before the end
     "batch": 4, "lr": 1.5, "warmup": 6, "epochs": 2, "evaluate_every": 1, "precision": "float64", "device": "cpu",
 }
+
+SMALL = 0.2
+"""The alpha of adapters: with a larger one steps of this length lead to NaN."""
+
+
+def options_for(method):
+    """Where adapters train beside everything else, steps are a bit shorter, for the same reason."""
+    return OPTIONS | ({"lr": 0.6} if registry.method(method).adapters else {})
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +105,8 @@ def trained(data, tmp_path_factory):
         if method not in found:
             found[method] = folder = tmp_path_factory.mktemp(method) / "run"
             words = ["--data", data, "--unseen", 1, "--model", MODEL, "--rounds", ROUNDS, "--out", folder]
-            words += [word for name, value in OPTIONS.items() for word in ("--set", f"{name}={value}")]
+            words += ["--adapter", adapter_for(method, SMALL)] if adapter_for(method, SMALL) else []
+            words += [word for name, value in options_for(method).items() for word in ("--set", f"{name}={value}")]
             with pytest.MonkeyPatch.context() as patch:
                 assert exit_code(patch, "run", method, *words) == 0
         return found[method]
@@ -132,10 +143,13 @@ def of_file(path):
     return module
 
 
-def agree(found, printed):
-    """The same number of test samples is answered correctly, and the same loss up to the last bits of sums."""
+def agree(found, printed, most=np.inf):
+    """The same number of test samples is answered correctly, and the same loss up to the last bits of sums.
+
+    A site tells no loss above `most`, however far its model has run away.
+    """
     assert found[0] == pytest.approx(printed[0], rel=1e-12)
-    assert found[1] == pytest.approx(printed[1], rel=1e-6)
+    assert min(found[1], most) == pytest.approx(printed[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("method", EVERY)
@@ -171,7 +185,7 @@ def test_model_for_scores_what_the_table_says(samples, tmp_path, method, placed)
     federation = together(samples, unseen=1)
     result = coterie.run(
         method, coterie.models.model("mlp", (FEATURES,), CLASSES, hidden=5), federation, rounds=ROUNDS,
-        folder=tmp_path / "run" if placed else None, **OPTIONS,
+        folder=tmp_path / "run" if placed else None, adapter=adapter_for(method, SMALL), **options_for(method),
     )
     for when in ("chosen", "last", "chosen"):
         for stage in ("served", "adapted", "unseen_served", "unseen_adapted"):
@@ -200,20 +214,20 @@ def test_the_models_of_sites_score_what_the_servers_table_says(samples, tmp_path
         facts = json.loads((home / "model.json").read_text())
         printed = scores["served" if name in NAMES[:4] else "unseen_served"][name]
         assert (facts["round"], facts["when"]) == (rounds["served"], CHOSEN)
-        agree(scored(of_file(home / "model.safetensors"), samples[name].test), printed)
+        agree(scored(of_file(home / "model.safetensors"), samples[name].test), printed, MOST)
         agree((facts["scores"]["served"]["test"]["accuracy"], facts["scores"]["served"]["test"]["loss"]), printed)
         if rounds["served"] != ROUNDS and name in NAMES[:4]:
             last = json.loads((home / "last.json").read_text())
             assert (last["round"], last["when"]) == (ROUNDS, "last")
-            agree(scored(of_file(home / "last.safetensors"), samples[name].test), made.last[name])
+            agree(scored(of_file(home / "last.safetensors"), samples[name].test), made.last[name], MOST)
 
 
 def run_sites(samples, home, method, names=NAMES, **options):
     """The experiment over sites in this process, with a folder; the last of five sites comes after training."""
-    sites = [Site(name, together(samples, [name]), home / name, "cpu") for name in names]
+    sites = [Site(name, together(samples, [name]), home / name, "cpu", accept="any") for name in names]
     job = Job.for_data(
         together(samples), experiment=method, method=registry.spelling(registry.method(method)), model=MODEL,
-        training=Training(rounds=ROUNDS, **OPTIONS), **options,
+        training=Training(rounds=ROUNDS, **options_for(method)), adapter=adapter_for(method, SMALL), **options,
     )
     policy = Policy(sites=4, deadline=30, wait=5, poll=0.01)
     for some in (sites[:4], sites):
@@ -283,7 +297,7 @@ def test_the_last_round_on_request(trained, tmp_path, monkeypatch, capsys, words
 
 
 def test_sites_without_scores_use_the_last_round_and_say_so(samples, tmp_path):
-    sites = [Site(name, together(samples, [name]), tmp_path / name, "cpu") for name in NAMES[:4]]
+    sites = [Site(name, together(samples, [name]), tmp_path / name, "cpu", accept="any") for name in NAMES[:4]]
     job = Job.for_data(
         together(samples), experiment="quiet", method="ditto", model=MODEL, scores=False,
         training=Training(rounds=ROUNDS, **OPTIONS),

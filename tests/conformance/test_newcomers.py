@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from by_hand import adapter_for
 
 import coterie
 from coterie import registry
@@ -38,7 +39,7 @@ def trained(tiny, tmp_path_factory):
             folder = tmp_path_factory.mktemp(method)
             result = coterie.run(
                 method, model("mlp", (tiny.FEATURES,), tiny.CLASSES, hidden=5), data, folder=folder, rounds=2, batch=3,
-                lr=0.1, precision="float64", device="cpu", epochs=2,
+                lr=0.1, precision="float64", device="cpu", epochs=2, adapter=adapter_for(method),
             )
             found[method] = Saved.open(folder, NET), result.simulation
         return found[method]

@@ -192,9 +192,10 @@ def conforms(place: Path, suite: str, word: str, least: int) -> None:
     """The conformance suite finds the newcomer by itself: at least so many of its tests are about it, and all pass."""
     tests = Path(__file__).parent.parent
     (place / "tests" / "conformance").mkdir(parents=True)
-    shutil.copy(tests / "conftest.py", place / "tests")
+    for name in ("conftest.py", "by_hand.py"):
+        shutil.copy(tests / name, place / "tests")
     shutil.copy(tests / "conformance" / suite, place / "tests" / "conformance")
-    flags = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    flags = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-o", "pythonpath=tests"]
     done = run(place, "-m", "pytest", *flags, "tests", "-k", word)
     assert done.returncode == 0, done.stdout
     assert int(done.stdout.split(" passed")[0].split()[-1]) >= least, done.stdout

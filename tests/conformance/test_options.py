@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import numpy as np
 import pytest
 import torch
+from by_hand import adapter_for
 from torch import nn
 
 import coterie
@@ -190,7 +191,7 @@ def trained(kind: str, name: str, given: dict[str, Any], number: int) -> coterie
         method, run[place] = "fedavg", replace(made, lr=made.lr or 0.1) if place == "server" else made
     if kind == "metric":
         method, run["watch"] = "fedavg", (registry.called(made),)
-    return coterie.run(method, mlp, federation(), **run)
+    return coterie.run(method, mlp, federation(), adapter=adapter_for(method), **run)
 
 
 def wrong(result: coterie.Result) -> str:

@@ -12,7 +12,7 @@ NEWCOMER = {
     "cfl:relative=false,eps1=100,eps2=0,split_after=0,explained=none": None,  # an epoch for each split, see below
     "cwfedavg": EPOCH,  # FedAvg's model is trained to estimate the label shares
     "cwfedavg:distribution=true": 0,
-    "fedala": -(-8 // BATCH),  # W takes a pass over 0.8 of the samples
+    "fedala": 0,  # it has no model of its own to weigh against the shared one
     "fedavgft": EPOCH, "fedavgft:finetune_epochs=3": 3 * EPOCH,
     "fedbabu": 5 * EPOCH,
     "fedbn": 0,  # there is no BatchNorm to fit
@@ -54,7 +54,9 @@ def test_drawing_an_embedding_is_no_training(tiny):
 @pytest.mark.parametrize("engine", ["stacked", "reference"])
 def test_fedala_counts_the_steps_of_its_weights(tiny, engine):
     """A pass over 8 of 10 samples in batches of 3 takes 3 steps. From a client's second use on there is one pass: the
-    first goes on until ten losses agree, ten passes at least and a hundred at most."""
+    first goes on until ten losses agree, ten passes at least and a hundred at most. Before it has trained there is
+    nothing to weigh: own and shared model are the same."""
+    assert evaluated(tiny, "fedala", rounds=0, engine=engine)[1]["served"].steps.tolist() == [0] * 4
     assert evaluated(tiny, "fedala", engine=engine)[1]["served"].steps.tolist() == [3] * 4
     young = evaluated(tiny, "fedala", rounds=1, engine=engine)[1]["served"].steps
     assert ((young >= 30) & (young <= 300) & (young % 3 == 0)).all()

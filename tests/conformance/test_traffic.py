@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -33,6 +33,7 @@ class Sizes:
     clients: int = 4
     models: int = 3  # K, the default of every method that has it
     others: int = 3  # M' = min(5, M - 1), the models of others that FedFomo sends
+    rank: int = 0  # of the adapter of the body's linear layer, whose factors are part of the body
 
     @property
     def head(self) -> int:
@@ -41,6 +42,16 @@ class Sizes:
     @property
     def model(self) -> int:
         return self.body + self.head
+
+    @property
+    def a(self) -> int:
+        """The factor A, r x inputs."""
+        return self.rank * self.inputs
+
+    @property
+    def b(self) -> int:
+        """The factor B, features x r."""
+        return self.features * self.rank
 
     @property
     def prototypes(self) -> int:
@@ -68,6 +79,15 @@ SIZES = {
     "bn": Sizes(body=4 * 5 + 5 + 2 * 5, batchnorm=2 * 5, buffers=5 + 5 + 1),
 }
 
+
+def sizes(method: str, model: str) -> Sizes:
+    """Those of the model that a method is run over, with adapters of rank 2 where it works on such."""
+    s = SIZES[model]
+    if not registry.methods()[re.split(r"[:+]", method)[0]].adapters:
+        return s
+    return replace(s, body=s.body + 2 * (s.inputs + s.features), rank=2)
+
+
 Formula = Callable[[Sizes], int]
 
 
@@ -81,6 +101,10 @@ def model(s: Sizes) -> int:
 
 def body(s: Sizes) -> int:
     return s.body
+
+
+def all_but_a(s: Sizes) -> int:
+    return s.model - s.a
 
 
 @dataclass(frozen=True)
@@ -114,8 +138,14 @@ TRAFFIC = {
     "pfedme": ONE_MODEL,
     "perfedavg": ONE_MODEL,
     "fedala": ONE_MODEL,
+    "lorafair": ONE_MODEL,
+    "flexlora": ONE_MODEL,
+    "ffalora": Traffic("all but A, which every client draws from the seed", all_but_a, all_but_a),
+    "fedsvd": Traffic("the model down, as the server writes both factors anew; all but A up", up=all_but_a),
+    "rolora": Traffic("the model down; in the second round, which is counted here, all but B up",
+                      up=lambda s: s.model - s.b),
     "fedmtl": Traffic("down the mean of all models, up how the client's own moved"),
-    "fedamp": Traffic("down the client's mixture u_i, up how its model moved"),
+    "fedamp": Traffic("down the client's mixture u_i, up how far its model is from it"),
     "cfl": Traffic(
         "the model of the client's leaf both ways; a newcomer is told the S models at which leaves were split and "
         "tells its update at each, and S = 0 when training begins",
@@ -245,7 +275,7 @@ def second_round(tiny, method, model, **training):
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
 def test_bytes_per_client_and_round(tiny, method, model):
     """Tensors as TRAFFIC says; running statistics, which only one of the models has, as often as it says; scalars."""
-    entry, s = stated(method), SIZES[model]
+    entry, s = stated(method), sizes(method, model)
     outcome = second_round(tiny, method, model)
     ways = (
         (outcome.down, entry.down, entry.buffers[0], entry.scalars_down),
@@ -257,13 +287,15 @@ def test_bytes_per_client_and_round(tiny, method, model):
         assert small == {name: BYTES * size(s) for name, size in scalars.items()}
 
 
-PARTIAL = ("fedper", "fedrep", "fedbabu", "lgfedavg", "fedbn", "fedrod", "fedcp", "fedpac")  # they exchange a part
+PARTIAL = (  # they exchange a part
+    "fedper", "fedrep", "fedbabu", "lgfedavg", "fedbn", "fedrod", "fedcp", "fedpac", "ffalora", "fedsvd", "rolora",
+)
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in PARTIAL])
 def test_buffers_that_stay_at_home_do_not_travel(tiny, method):
     """buffers=local: the tensors alone."""
-    entry, s = stated(method), SIZES["bn"]
+    entry, s = stated(method), sizes(method, "bn")
     outcome = second_round(tiny, method, "bn", buffers="local")
     assert split(outcome.down, entry.scalars_down)[0] == BYTES * entry.down(s)
     assert split(outcome.up, entry.scalars_up)[0] == BYTES * entry.up(s)
@@ -285,7 +317,7 @@ def test_pfllibs_fedmtl_sends_the_models_of_those_who_take_part(tiny):
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
 def test_what_is_told_once(tiny, method):
     """First contact: what a client is told before it introduces itself, and what it tells; nothing unless said."""
-    entry, s = stated(method), SIZES["bn"]
+    entry, s = stated(method), sizes(method, "bn")
     sim = tiny.simulation(method, "bn")
     cohort = tiny.cohort(sim)
     hello = spread(sim.method.hello(sim.method.start(sim.init)), cohort.size)
@@ -296,7 +328,8 @@ def test_what_is_told_once(tiny, method):
 
 UNITS: dict[str, Formula] = {
     "": model, "body": body, "head": lambda s: s.head, "all but BatchNorm": lambda s: s.model - s.batchnorm,
-    "policy": lambda s: s.policy, "prototypes": lambda s: s.prototypes, "class features": lambda s: s.prototypes,
+    "policy": lambda s: s.policy, "all but A": all_but_a, "all but A or B": lambda s: s.model - s.b,
+    "prototypes": lambda s: s.prototypes, "class features": lambda s: s.prototypes,
 }
 
 
@@ -313,7 +346,7 @@ def read(words: str, s: Sizes, whole: int) -> int:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_page_says_what_travels(method):
     """The words `down` and `up` that `coterie methods` prints, read as numbers, are those of the formulas."""
-    entry, cls, s = stated(method), registry.methods()[method], SIZES["bn"]
+    entry, cls, s = stated(method), registry.methods()[method], sizes(method, "bn")
     whole = s.cosine if method == "fednh" else s.model  # FedNH's model has prototypes for a head
     found = (0, 0) if (cls.down, cls.up) == ("0", "0") else (read(cls.down, s, whole), read(cls.up, s, whole))
     assert found == (entry.down(s), entry.up(s))

@@ -133,8 +133,14 @@ def test_agglomeration_stops_at_its_height_or_in_the_widest_gap():
     assert agglomerate(apart, "single", 30.0).tolist() == [0] * 6
     assert len(set(agglomerate(apart, "single", -1.0).tolist())) == 6
     assert agglomerate(apart[:1, :1], "single").tolist() == [0]
-    alike = 1e-6 * apart
-    assert agglomerate(alike, "single").tolist() == [0] * 6  # its gaps are rounding errors
+    alike = 1e-3 * apart
+    assert agglomerate(alike, "single").tolist() == [0] * 6  # its widest gap is 0.011
+    even = tensor([0, 1, 2.1, 3.3, 5, 6.4])  # merges at 1, 1.1, 1.2, 1.4 and 1.7: the widest gap is no jump
+    assert agglomerate((even[:, None] - even).abs(), "single").tolist() == [0] * 6
+    twice = tensor([0, 1, 3.01])  # merges at 1 and 2.01, and at 1 and 1.99
+    assert agglomerate((twice[:, None] - twice).abs(), "single").tolist() == [0, 0, 1]
+    twice[2] = 2.99
+    assert agglomerate((twice[:, None] - twice).abs(), "single").tolist() == [0] * 3
 
 
 @pytest.mark.parametrize("how", ["average", "weighted", "complete", "single"])

@@ -157,7 +157,15 @@ def test_former_names_mean_what_they_meant(old, new):
     assert len(registry.renamed(old)) == old.partition(":")[2].count("=") - ("lam" in old) - ("weighted" in old)
 
 
-def test_a_former_name_that_a_training_option_has_is_told_apart_from_it():
+def test_a_former_name_that_a_training_option_has_is_told_apart_from_it(tiny):
+    """From Python in a warning, as by the command in a line."""
+    data, short = tiny.federation(), {"rounds": 1, "device": "cpu"}
+    with pytest.warns(UserWarning, match="ditto's epochs is personal_epochs now and was read as that"):
+        library.run("ditto:epochs=3", lambda: nn.Linear(4, 3), data, **short)
+    with pytest.warns(UserWarning, match="perfedavg's steps is adapt_steps now"):
+        library.compare(["perfedavg:steps=2"], lambda: nn.Linear(4, 3), data, **short)
+    with pytest.warns(UserWarning, match="pfedhn's decay is hyper_decay now"):
+        Experiment(clients=3, methods=("pfedhn:decay=0.9",), training=Training(**short)).run()
     assert registry.renamed("ditto:epochs=3") == [
         "ditto's epochs is personal_epochs now and was read as that; to set the run's epochs for ditto alone, write "
         "training.epochs=3."

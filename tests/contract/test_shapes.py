@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.contract.cohort import Init
+from coterie.contract.layout import Layout
 from coterie.contract.method import Method
 from coterie.contract.records import Model, Models, Record
 from coterie.contract.shapes import Clustered, FewModels, Personal
@@ -79,3 +80,62 @@ def test_a_method_that_does_not_say_what_a_newcomer_gets_is_asked_to(init):
     assert torch.equal(Odd().fallback(Model(ROWS[1]), init, {}), ROWS[1])
     with pytest.raises(CoterieError, match=r"odd does not say what a newcomer without labels gets.*`fallback`"):
         Odd().fallback(Rows(ROWS), init, {})
+
+
+# -- several models from independent draws ----------------------------------------------------------------------------
+
+
+def fixed() -> nn.Module:
+    """The same model each time, as of a function that loads weights."""
+    return nn.Sequential(nn.Linear(4, 5).requires_grad_(False), ones(nn.Linear(5, 3)))
+
+
+def ones(layer: nn.Module) -> nn.Module:
+    for parameter in layer.parameters():
+        nn.init.ones_(parameter)
+    return layer
+
+
+def seeded() -> nn.Module:
+    """The same model each time, for it seeds itself."""
+    torch.manual_seed(3)
+    return nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize("model", [fixed, seeded])
+@pytest.mark.parametrize(("method", "instead"), [
+    ("fedfew", ", or set start_from=same+noise."), ("ifca:models=2", "."), ("fedsoft:models=4", "."),
+])
+def test_methods_of_several_models_refuse_a_function_that_builds_one(tiny, method, instead, model):
+    """Equal models have equal losses, so they would stay one; that frozen layers are drawn makes no difference."""
+    with pytest.raises(CoterieError, match="models are to be drawn independently, and two of them came out equal") as e:
+        tiny.simulation(method, model)
+    assert str(e.value).endswith(f"seeds itself{instead}")
+
+
+@pytest.mark.parametrize("method", ["fedfew:start_from=same", "fedfew:start_from=same+noise", "fedfew:models=1",
+                                    "ifca:models=1", "fedsoft:models=1", "fedavg", "ditto", "fedsoft", "ifca"])
+def test_one_model_and_what_is_equal_by_design_take_such_a_function(tiny, method):
+    """The last two with layers that draw: a part that starts at 0 in all of them does no harm."""
+    drawn = method in ("fedsoft", "ifca")
+    tiny.simulation(method, (lambda: nn.Sequential(nn.Linear(4, 5), ones(nn.Linear(5, 3)))) if drawn else fixed).round()
+
+
+def test_models_that_differ_in_nothing_of_their_own_part_are_refused(tiny):
+    """IFCA's clusters share what is not `clustered`, so heads that all start at 1 would be one model."""
+    with pytest.raises(CoterieError, match="two of them came out equal in head;"):
+        tiny.simulation("ifca:clustered=head", lambda: nn.Sequential(nn.Linear(4, 5), ones(nn.Linear(5, 3))))
+
+
+def test_a_module_is_row_0_and_the_others_are_drawn_anew():
+    """Drawn rows that are equal to each other are refused even where the module as given is another."""
+    norm = nn.LayerNorm(4)  # whose reset_parameters sets ones and zeros
+    module = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    rows = Init(module, Method().wrap, 0).rows(3)
+    assert torch.equal(rows[0], Layout.of(module).row(module))
+    assert len({tuple(row.tolist()) for row in rows}) == 3
+    with torch.no_grad():
+        norm.weight.fill_(2)
+    assert len(Init(norm, Method().wrap, 0).rows(2)) == 2
+    with pytest.raises(CoterieError, match="3 models are to be drawn independently"):
+        Init(norm, Method().wrap, 0).rows(3)

@@ -50,3 +50,17 @@ def test_other_samples_show_their_features_too():
 def test_a_federation_in_python_needs_none_of_this():
     made = Federation.from_clients([(np.zeros((4, 2)), np.arange(4) % 2)])
     assert "groups" not in made.summary()
+
+
+def test_one_of_anything_is_written_as_one():
+    text = listed([Feature("said", "text", 64)])
+    assert text.endswith("1 feature makes 64 inputs.")
+    assert Feature("ward", "category", 1, categories=1).range == "1 different, 1 input of 0 or 1"
+    assert "1 different, 1 input " in listed([Feature("ward", "category", 1, categories=1)])
+
+
+def test_no_number_of_a_range_is_cut(tmp_path):
+    """1.2345e+06 to 1.23457e+06 has 26 letters; cut after 24 it read 1.23457e+0."""
+    lines = [f"{1234500 + k},{'ab'[k % 2]}" for k in range(71)]
+    (tmp_path / "a.csv").write_text("\n".join(["cells,y", *lines]) + "\n")
+    assert "1.2345e+06 to 1.23457e+06 " in listed(load(f"{tmp_path / 'a.csv'}:label=y").features)

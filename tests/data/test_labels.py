@@ -153,6 +153,28 @@ def test_classes_and_regression_contradict(tmp_path):
 # -- the classes are those there are -----------------------------------------------------------------------------------
 
 
+LARGE = [10**18, 10**18 + 1]
+"""One number in floating point, and two names."""
+
+
+def test_numbers_of_many_digits_are_names_where_names_are(tmp_path):
+    """Of labels and clients; in a parquet file, whose numbers cannot be texts, they are refused."""
+    data = load(csv_of(tmp_path, [LARGE[k % 2] for k in range(24)]))
+    assert data.y.bincount().tolist() == [12, 12]
+    assert list(data.classes) == list(map(str, LARGE))
+    with pytest.raises(CoterieError, match="1000000000000000000 cannot be told from the whole numbers beside it"):
+        load(parquet_of(tmp_path, [LARGE[k % 2] for k in range(24)]))
+
+
+def test_labels_in_a_column_are_labels(tmp_path):
+    """An array `[N, 1]` of whole numbers, as many programs keep their labels."""
+    path = npz_of(tmp_path, [k % 3 for k in range(24)])
+    held = dict(np.load(path))
+    np.savez(path, **{**held, "y": held["y"].reshape(-1, 1)})
+    made = load(path)
+    assert made.y.bincount().tolist() == [8, 8, 8]
+
+
 @pytest.mark.parametrize("write", FORMATS)
 @pytest.mark.parametrize("labels", [[1, 2, 3, 1, 2, 3, 1, 3], [0, 5, 12, 0, 5, 12, 0, 12]])
 def test_labels_from_1_or_with_gaps_have_as_many_classes_as_there_are(tmp_path, write, labels):

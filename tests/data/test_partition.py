@@ -339,9 +339,16 @@ def test_bad_names_and_options(name: str, options: dict[str, object], sentence: 
         partition(name, labels(3, 10), 3, **options)
 
 
+def test_iid_deals_numbers_to_predict_as_it_deals_labels() -> None:
+    """It looks at nothing but how many samples there are, so the same seed deals both alike."""
+    for targets in (np.linspace(0, 1, 10), np.zeros((10, 3)), labels(2, 5)):
+        dealt = iid(targets, 3, seed=4)
+        assert [part.tolist() for part in dealt] == [part.tolist() for part in iid(np.zeros(10, int), 3, seed=4)]
+
+
 def test_bad_labels_and_counts() -> None:
-    with pytest.raises(CoterieError, match="whole-number label"):
-        iid(np.zeros(5), 2)
+    with pytest.raises(CoterieError, match=r"whole-number label.* --partition iid"):
+        dirichlet(np.zeros(5), 2, 0.5)
     with pytest.raises(CoterieError, match="5 samples cannot be dealt to 6"):
         iid(np.zeros(5, int), 6)
     with pytest.raises(CoterieError, match="clients must be"):

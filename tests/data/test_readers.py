@@ -301,6 +301,24 @@ def test_a_schema_makes_sites_encode_alike(tmp_path):
     assert "1 of 1 row has a value in column 'ward' that the schema lacks: line 2 of patients.csv ('roof')" in said
 
 
+def test_clients_in_two_spellings_are_two_with_skip_and_nothing_is_left_out(tmp_path):
+    """No row is wrong, so none is left out: the note says what became of them. A row without x still is left out."""
+    path = tmp_path / "t.csv"
+    path.write_text("client,x,label\n" + "".join(f"{name},{k}.5,{k % 2}\n" for name in "aAbBc" for k in range(4)))
+    assert refused(path).endswith("'a' and 'A', 'b' and 'B'. Mend this, or take such clients as different ones with "
+                                  "skip=true.")
+    source = load(path, skip=True)
+    assert (len(source.x), len(set(source.client))) == (20, 5)
+    (said,) = (note for note in source.notes if "spellings" in note)
+    assert said == ("2 clients appear in several spellings: 'a' and 'A', 'b' and 'B'; they are taken as different "
+                    "clients")
+    path.write_text(path.read_text() + "A,,1\n")
+    assert "take such clients as different ones with skip=true, or leave it out with skip=true" in refused(path)
+    source = load(path, skip=True)
+    assert len(source.x) == 20
+    assert any(note.startswith("left out: 1 of 21 rows has no value") for note in source.notes)
+
+
 def test_damaged_tables(tmp_path):
     path = write_csv(tmp_path)
     assert "did you mean 'outcome'" in refused(path, label="outcomes")
@@ -308,7 +326,7 @@ def test_damaged_tables(tmp_path):
     path.write_text("age,label\n1,0\n2\n")
     assert "patients.csv' cannot be read as a csv file: line 3 has 1 value, the header 2" in refused(path)
     path.write_text("client,age,label\n a,1,0\na ,2,1\nA,3,1\n")
-    assert "1 client appears twice: A (also spelled 'a')" in refused(path)
+    assert "1 client appears in several spellings: 'a' and 'A'. Mend this, or take such clients as d" in refused(path)
     path.write_text("label,note\n" + "\n".join(f"0,word {k}" for k in range(101)))
     assert "column 'note' holds neither numbers nor at most 100 different texts" in refused(path)
     whole = write_parquet(tmp_path).read_bytes()
@@ -430,6 +448,17 @@ def test_a_damaged_folder_of_a_dataset(tmp_path):
     arrow = next(root.glob("*.arrow"))
     arrow.write_bytes(arrow.read_bytes()[:100])
     assert "saved' cannot be read as a folder that save_to_disk wrote" in refused(root)
+
+
+def test_a_folder_of_a_dataset_without_samples(tmp_path):
+    import datasets
+
+    for name, held in {"columns": {"a": [], "label": []}, "nothing": {}}.items():
+        datasets.Dataset.from_dict(held).save_to_disk(str(tmp_path / name))
+        said = refused(tmp_path / name)
+        assert f"{name}' cannot be read as a folder that save_to_disk wrote: {name} holds no samples" in said
+    datasets.DatasetDict(train=dataset(), test=dataset(2).select([])).save_to_disk(str(tmp_path / "both"))
+    assert "test holds no samples" in refused(tmp_path / "both")
 
 
 # -- original binaries -------------------------------------------------------------------------------------------------

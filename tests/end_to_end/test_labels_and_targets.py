@@ -11,6 +11,8 @@ import torch
 from commands import in_process, in_process_shown
 
 import coterie
+from coterie.contract.units import Unit
+from coterie.data.summary import task_in_words
 from coterie.running.experiment import Experiment
 from coterie.running.saved import Saved
 from coterie.serving import export, portable
@@ -145,6 +147,13 @@ def test_a_newcomer_is_scored_and_answered_in_the_users_unit(place, run):
         answers = model(x.to(next(model.parameters()).dtype)).double().numpy()[:, 0]
     assert found.estimate.value == pytest.approx(((answers - prices) ** 2).mean(), rel=0.5)
     assert found.estimate.value > 1e6
+
+
+def test_a_mean_below_0_is_added():
+    """`value - -0.08` is no sentence."""
+    said = task_in_words(0, 1, Unit(-0.08, 2.0), {"encoding": {"label": "z"}})
+    assert said.startswith("regression on 'z', trained as (value + 0.08) / 2;")
+    assert "(value - 0.08) / 2;" in task_in_words(0, 1, Unit(0.08, 2.0), {"encoding": {"label": "z"}})
 
 
 def test_a_run_says_what_it_predicts(place, tmp_path, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from coterie import cli
 from coterie.running.folder import Folder
 
 HERE = Path(__file__).parent / "old_runs"
-STOPPED = sorted(path.name for path in (HERE / "stopped").iterdir() if path.name != "cfl")  # see below
+STOPPED = sorted(path.name for path in (HERE / "stopped").iterdir() if path.name not in ("cfl", "private"))  # see below
 
 
 @pytest.fixture
@@ -100,8 +100,32 @@ def test_a_run_of_cfl_is_not_continued_by_another_rule(old, monkeypatch, capsys)
     assert all(torch.equal(after[name], before[name]) for name in both)
 
 
+@pytest.mark.parametrize("secret", [None, "a text nobody knows", "6f1d2b8c94e07a35b1c8f02d7e6a49530c9d1b7f8a2e4c6d"])
+def test_a_private_run_is_not_continued_with_other_noise(old, coterie, monkeypatch, capsys, secret):
+    """0.1.0 named noise by secret and seed alone, here by the second of these secrets, and its clip could be passed by
+    a little. The run stays as it is: it is shown and reported with its epsilon, and its models are served, see below.
+    """
+    run = old / "stopped" / "private"
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    monkeypatch.delenv("COTERIE_SECRET", raising=False)
+    if secret is not None:
+        monkeypatch.setenv("COTERIE_SECRET", secret)
+    monkeypatch.setattr(sys, "argv", ["coterie", "resume", str(run)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = " ".join(capsys.readouterr().err.split())
+    assert end.value.code == 2
+    assert "begun by an earlier version, whose noise was named otherwise" in said
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    shown = coterie("show", run)
+    assert "unfinished" in shown
+    assert "4.85" in shown  # epsilon
+    coterie("report", run, "-o", old / "page.html")
+    assert "fedavg+private" in (old / "page.html").read_text()
+
+
 @pytest.mark.parametrize("run", ["sites/apfl/seed0", "sites/ifca-models-2/seed0", "sites/fedavg/seed0", "stopped/pacfl",
-                                 "stopped/fedsoft", "stopped/fedala", "stopped/cfl"])
+                                 "stopped/fedsoft", "stopped/fedala", "stopped/cfl", "stopped/private"])
 def test_newcomers_are_served_and_clients_exported(old, coterie, run):
     """The newcomer's table has no client column; the run's encoding tells what its columns mean."""
     words = ("--data", f"{old / 'newcomer.csv'}:label=outcome", "-o", old / "new.safetensors", "--report", "json")

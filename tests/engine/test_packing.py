@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie import streams
-from coterie.engine.packing import pack, steps_of
+from coterie.engine import packing
+from coterie.engine.capture import Steps
+from coterie.engine.packing import Recent, pack, steps_of
+from coterie.engine.programs import Program
 
 CPU = torch.device("cpu")
 sizes_ = st.lists(st.integers(1, 25), min_size=1, max_size=6)
@@ -23,13 +29,28 @@ def plan_of(sizes, batch, steps=None, epochs=1, names=None, first_epoch=0, keys=
     names = list(range(len(sizes))) if names is None else names
     count = steps_of(sizes, batch, epochs, None) if steps is None else np.array(steps, dtype=np.int64)
     found = streams.key(torch.tensor(names), "shuffle") if keys else None
-    return pack(starts, sizes, batch, count, found, CPU, first_epoch), starts
+    plan = pack(starts, sizes, batch, count, found, CPU, first_epoch)
+    with pytest.MonkeyPatch.context() as patch:  # however it is laid out, everybody sees the same
+        patch.setattr(packing, "DENSE", -1)
+        patch.setattr(packing, "_FRAMES", Recent(0))
+        cut = pack(starts, sizes, batch, count, found, CPU, first_epoch)
+    assert sum(map(len, cut.stretches)) == plan.length
+    assert all((cut.batches(p) == plan.batches(p)).all() for p in range(len(sizes)))
+    return plan if np.random.default_rng(len(sizes)).integers(2) else cut, starts
+
+
+def table(plan):
+    """`[steps, slots, B]`: everybody's batches, -1 where a slot has ended."""
+    full = torch.full((plan.length, len(plan.order), plan.batch), -1)
+    for stretch in plan.stretches:
+        full[stretch.first : stretch.first + len(stretch), : stretch.index.shape[1]] = stretch.index
+    return full
 
 
 def seen(plan, slot):
     """The batches of one slot as lists of real samples (padding left out), one for each of its own steps."""
     position = int(np.flatnonzero(plan.order == slot)[0])
-    return [[i for i in step.tolist() if i >= 0] for step in plan.index[: plan.steps[position], position]]
+    return [[i for i in step.tolist() if i >= 0] for step in plan.batches(position)]
 
 
 @given(sizes_, batches_, st.integers(1, 3))
@@ -54,7 +75,7 @@ def test_active_slots_are_a_prefix(sizes, batch, epochs):
     assert (np.diff(plan.steps) <= 0).all()
     assert sorted(plan.order.tolist()) == list(range(len(sizes)))
     for step, active in enumerate(plan.active()):
-        holds = (plan.index[step] >= 0).any(1).tolist()
+        holds = (table(plan)[step] >= 0).any(1).tolist()
         assert holds == [True] * active + [False] * (len(sizes) - active)
     assert sum(plan.active()) == plan.steps.sum()
 
@@ -64,9 +85,9 @@ def test_padding_points_to_a_sample_of_the_same_slot(sizes, batch):
     """Padding is ~first sample: negative, and inside the slot's own range once decoded."""
     plan, starts = plan_of(sizes, batch)
     width = batch or max(sizes)
-    assert plan.index.shape[1:] == (len(sizes), width)
+    assert plan.batch == width
     for position, slot in enumerate(plan.order):
-        here = plan.index[:, position]
+        here = plan.batches(position)
         assert (~here[here < 0] == starts[slot]).all()
 
 
@@ -122,9 +143,9 @@ def test_a_slots_shuffle_depends_on_nobody_else(sizes, batch, random):
 def test_passes_are_shuffled_differently_and_evenly():
     """600 passes over 6 samples: each sample comes first 100 times +- 5 standard deviations of 9.1."""
     plan, _ = plan_of([6], 6, epochs=600)
-    first = torch.bincount(plan.index[:, 0, 0] - 3, minlength=6)
+    first = torch.bincount(plan.batches(0)[:, 0] - 3, minlength=6)
     assert (first - 100).abs().max() < 46
-    assert len({tuple(step.tolist()) for step in plan.index[:, 0]}) > 300  # of 720 orders
+    assert len({tuple(step.tolist()) for step in plan.batches(0)}) > 300  # of 720 orders
 
 
 def test_a_later_first_epoch_goes_on_where_the_plan_would():
@@ -141,7 +162,95 @@ def test_a_later_first_epoch_goes_on_where_the_plan_would():
 def test_short_lists_the_batches_that_are_not_full(sizes, batch, steps):
     """`short(step)` names exactly the active slots with fewer than B real samples, and how many they have."""
     plan, _ = plan_of(sizes, batch, steps[: len(sizes)])
-    for step in range(len(plan.index)):
-        real = (plan.index[step] >= 0).sum(1).tolist()
+    for step in range(plan.length):
+        real = (table(plan)[step] >= 0).sum(1).tolist()
         expected = [(p, n) for p, n in enumerate(real) if plan.steps[p] > step and n < plan.batch]
         assert plan.short(step) == expected
+
+
+def test_tables_follow_the_samples_and_not_the_largest_client():
+    """One slot of 100,000 samples beside 255 of 10: a table of all steps and slots would hold 25.6 million numbers.
+    In stretches less than half is padding of slots that ended, and a last batch of each slot."""
+    plan, _ = plan_of([100_000] + [10] * 255, 10)
+    assert [len(s.index[0]) for s in plan.stretches] == [256, 1]
+    assert plan.numbers <= 2 * (100_000 + 255 * 10) + 10 * 256
+
+
+def test_what_was_used_last_is_kept_and_nothing_that_is_too_large():
+    class Thing:
+        def __init__(self, numbers):
+            self.numbers = numbers
+
+    kept = Recent(10)
+    first, second = kept.get("first", lambda: Thing(4)), kept.get("second", lambda: Thing(6))
+    assert kept.get("first", lambda: Thing(4)) is first  # now the second is the older one
+    third = kept.get("third", lambda: Thing(5))
+    assert (len(kept), kept.numbers) == (2, 9)
+    assert kept.get("third", lambda: Thing(5)) is third
+    assert kept.get("second", lambda: Thing(6)) is not second
+    kept.get("large", lambda: Thing(11))
+    assert len(kept) == kept.numbers == 0
+
+
+# -- training on stretches --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Replayed:
+    """Stands for a step captured for a bucket: replaying it computes the whole bucket, ended slots included."""
+
+    step: Callable[[int], None]
+    size: int
+
+    def replay(self):
+        self.step(self.size)
+
+
+def captured(monkeypatch, table):
+    """Programs load and replay as on a GPU, a table of sample numbers holding at most `table` of them."""
+    def prepare(steps, prefixes, pool):
+        steps.graphs |= {size: Replayed(steps.step, size) for size in {steps.bucket(p) for p in prefixes if p}}
+
+    def moving(program, weight, short):
+        full = program.engine.net.batch_statistics and short is None
+        return weight.sum(1) == weight.shape[1] if full else weight.sum(1) > 0
+
+    monkeypatch.setattr(Steps, "prepare", prepare)
+    monkeypatch.setattr(Program, "_moving", moving)
+    monkeypatch.setattr(Program, "TABLE", table)
+
+
+CASES = [
+    ("fedavg", "mlp", {}), ("fedavg", "mlp", {"optimizer": "adam"}),
+    ("fedavg", "mlp", {"optimizer": "sgd(momentum=0.9)"}), ("fedavg", "bn", {}), ("fedavg", "dropout", {}),
+    ("ditto", "dropout", {"optimizer": "adam"}), ("perfedavg:order=hessian_free", "mlp", {}), ("fedrep", "bn", {}),
+    ("apfl", "dropout", {}),
+]
+
+
+@pytest.mark.parametrize("engine", ["stack", "reference", "captured"])
+@pytest.mark.parametrize(("method", "model", "options"), CASES)
+def test_rows_do_not_depend_on_how_batches_are_cut(tiny, monkeypatch, method, model, options, engine):
+    """One table of all steps, one for each number of slots at work, and stretches of few steps train the same models
+    on the same samples with the same noise; losses too."""
+    data = tiny.federation(sizes=(25, 3, 1, 8, 14), val=(2, 3, 0, 1, 1), test=(3, 4, 2, 5, 1))
+
+    def trained(dense, table):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(packing, "DENSE", dense)
+            patch.setattr(packing, "_FRAMES", Recent(0))
+            if engine == "captured":
+                captured(patch, table)
+            kind = "stack" if engine == "captured" else engine
+            sim = tiny.simulation(method, model, data=data, engine=kind, epochs=2, **options)
+            if engine == "captured":
+                sim.engine.pool = object()
+            for _ in range(2):
+                sim.round()
+            watched = tiny.cohort(sim).train_watched(tiny.rows(sim))
+            return [*sim.server.state.tensors().values(), *watched]
+
+    whole = trained(1 << 30, 1 << 30)
+    for dense, table in ((-1, 1 << 30), (1 << 30, 30), (-1, 30)):
+        for found, expected in zip(trained(dense, table), whole, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

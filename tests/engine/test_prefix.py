@@ -10,6 +10,7 @@ from torch import nn
 from coterie import memory
 from coterie.contract.patterns import partly
 from coterie.engine import prefix
+from coterie.models.lora import adapted
 
 
 class Plain(nn.Module):
@@ -150,6 +151,40 @@ def test_the_rest_of_a_chain_is_a_chain(tiny):
         for _ in range(2):
             sim.round()
     tiny.close(tiny.state(direct), tiny.state(plain), 1e-9)
+
+
+class Silent(nn.Module):
+    """A branch from the samples past a frozen layer whose last factor starts at 0, as an adapter's does."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.base, self.gain = layer, nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return self.base(x) + self.gain * x
+
+
+def test_what_shows_nothing_at_the_start_is_seen(tiny):
+    """The frozen layer has as many outputs as inputs, so that its output can be taken for the samples; where B is 0
+    both give the same scores, and another gradient of B."""
+
+    def square():
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    for model in (lambda: adapted(square, "lora:rank=2")(), lambda: silent(square())):
+        sims = [tiny.simulation("fedavg", model, engine=engine) for engine in ("stack", "loop", "reference")]
+        for sim in sims:
+            assert "prefix" not in sim.choices
+            sim.round()
+        for sim in sims[:2]:
+            tiny.close(tiny.state(sim), tiny.state(sims[2]), 1e-12)
+
+
+def silent(module):
+    module.requires_grad_(False)
+    module[2].requires_grad_(True)
+    module[0] = Silent(module[0])
+    return module
 
 
 def test_samples_stay_what_they_are(tiny):

@@ -52,6 +52,16 @@ def test_batchnorm_counts_and_statistics_are_those_of_the_true_batches(tiny):
     assert torch.equal(trained["1.running_mean"][2], alone)
 
 
+@pytest.mark.parametrize("engine", ["stack", "loop", "reference"])
+def test_batches_of_one_use_the_running_statistics(tiny, engine):
+    """A single sample has no statistics, so with batch=1 every step is torch's with BatchNorm in evaluation mode."""
+    sim = tiny.simulation(model="bn", batch=1, engine=engine)
+    start = tiny.rows(sim)
+    found = tiny.cohort(sim).train(start)
+    for client, n in enumerate(tiny.SIZES):
+        assert_close(found[client], tiny.sgd(sim, client, start[client], n)[0])
+
+
 def test_batchnorm_short_batch_has_the_variance_of_its_own_samples(tiny):
     """With momentum 1 the running variance is the last batch's unbiased variance, here of two samples."""
     def model():

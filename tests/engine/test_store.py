@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from coterie import memory
-from coterie.engine import stacked, store, waves
+from coterie.engine import store, waves
 from coterie.engine.store import Store
 from coterie.errors import CoterieError
 from coterie.running import checkpoint, round, runs
@@ -225,17 +225,17 @@ def test_the_wave_follows_from_free_memory_and_the_models_of_a_client(tiny, monk
 # -- what must not grow with the clients ------------------------------------------------------------------------------
 
 
-def test_batches_for_scoring_are_kept_up_to_a_limit(tiny, monkeypatch):
+def test_batches_for_scoring_are_kept_up_to_a_limit(tiny):
     """Those of one client are 1 x 1 x n samples and 5 numbers; the ones used longest ago go first."""
-    monkeypatch.setattr(stacked, "PACKED_KEPT", 40)
     engine = tiny.simulation(data=tiny.federation(sizes=(7, 12, 1, 5))).engine
+    engine._kept.most = 40
     first, second, third = (engine._whole(np.array([i]), 1, "train") for i in (0, 1, 2))  # 12, 17 and 6 numbers
     assert engine._whole(np.array([0]), 1, "train") is first
     engine._whole(np.array([3]), 1, "train")  # 10 more are 45, so the second, by now the oldest, goes
     assert engine._whole(np.array([2]), 1, "train") is third
     assert engine._whole(np.array([0]), 1, "train") is first
     assert engine._whole(np.array([1]), 1, "train") is not second
-    assert engine._kept_numbers == sum(packed.numbers for packed in engine._kept.values()) <= 40
+    assert engine._kept.numbers <= 40
 
 
 def test_pairs_are_counted_among_a_few(tiny, monkeypatch):

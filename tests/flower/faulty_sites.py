@@ -17,7 +17,7 @@ from coterie.flower.message import Encoder, parcels_of
 from coterie.flower.wire import Parcel
 
 app = ClientApp()
-FAULTS = {2: "raise", 3: "nan", 4: "hang", 5: "shape", 6: "replay", 7: "die", 8: "layout", 9: "norm"}
+FAULTS = {2: "raise", 3: "nan", 4: "hang", 5: "shape", 6: "replay", 7: "die", 8: "norm", 9: "layout"}
 """Round, counted from 1 -> what oslo does in it."""
 SITE = "oslo"
 

@@ -82,7 +82,8 @@ class Demo:
 
     def site(self, name: str) -> None:
         self.command(name, "client", "--server", self.address, "--data", str(self.files[name]), "--home",
-                     str(self.out / "homes" / name), "--keys", str(self.keys / "clients" / name), "--device", "cpu")
+                     str(self.out / "homes" / name), "--keys", str(self.keys / "clients" / name), "--device", "cpu",
+                     "--accept", Plan.configured(self.out / "server.toml").jobs[0].digest)
 
     def status(self) -> dict[str, object]:
         try:
@@ -120,7 +121,8 @@ class Demo:
         self.say("round 4: server app killed")
         if kill_link:
             self.reach(lambda: self.in_round(5), "round 5")
-            link = [pid for pid in _with(f"FLWR_HOME={self.run / 'link' / 'flwr'}") if "flower-superlink" in _line(pid)]
+            home = self.run / "link" / "flwr"
+            link = [pid for pid in _with(f"FLWR_HOME={home}") if "coterie.flower.link" in _line(pid)]
             for pid in link:
                 _kill(pid)
             self.say(f"round 5: SuperLink killed ({len(link)} process)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from by_hand import adapter_for
 
 from coterie import registry
 from coterie.data import Federation
@@ -51,7 +52,7 @@ def alone(data, i):
 
 def sites(data, home, only=None):
     return [
-        Site(name, alone(data, i), home / name, "cpu") for i, name in enumerate(data.names)
+        Site(name, alone(data, i), home / name, "cpu", accept="any") for i, name in enumerate(data.names)
         if only is None or name in only
     ]
 
@@ -60,7 +61,7 @@ def job(data, method, model="mlp:hidden=5", experiment=None, **training):
     spelling = registry.spelling(registry.method(method))
     return Job.for_data(
         data, experiment=experiment or registry.method(method).name, method=spelling, model=model,
-        training=Training(**{**TRAINING, **training}),
+        training=Training(**{**TRAINING, **training}), adapter=adapter_for(method),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coterie.flower.exchange import Ask, drive
+from coterie.flower.exchange import Ask, answered, drive
 from coterie.flower.wire import Failure, Parcel
 
 
@@ -50,13 +50,23 @@ def test_tasks_of_the_same_time_are_one_message_a_site():
     assert b == [{"y": "b1", "z": "b1"}]
 
 
+@pytest.mark.parametrize(("answers", "names"), [
+    ({"x": [Parcel({})], "y": [Parcel({"error": "no", "cause": "failed"})]}, {"x"}),
+    ({"x": [Parcel({}), Parcel({})], "y": [Parcel({}), Failure("rejected", "")], "z": Failure("lost", "")}, {"x"}),
+])
+def test_who_says_that_it_failed_has_not_answered(answers, names):
+    """Else one site with quick errors is enough for a `target`, and the others' answers are not waited for."""
+    assert answered(answers) == names
+
+
 @pytest.mark.parametrize(("answers", "wanted", "failure"), [
     ({"x": echo}, 2, Failure("late", "no answer within 5 s.")),  # y never answered, and x alone is not enough
     ({"x": echo, "y": echo}, 1, Failure("late", "enough others had answered.")),  # y was not waited for
     ({"x": Failure("lost", "gone")}, 1, Failure("late", "no answer within 5 s.")),  # a failure is no answer
     ({"x": echo, "y": Failure("absent", "the site is not connected.")}, 2,
      Failure("absent", "the site is not connected.")),  # what the transport says is passed on
-    ({"x": echo, "y": lambda parcels: echo(parcels) * 2}, 2, Failure("mismatch", "2 answers came for 1 tasks.")),
+    ({"x": echo, "y": lambda parcels: echo(parcels) * 2}, 2,
+     Failure("mismatch", "2 answers came for 1 tasks.", "header")),
 ])
 def test_every_site_that_was_asked_has_an_answer_or_a_reason(answers, wanted, failure):
     heard = []

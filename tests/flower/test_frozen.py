@@ -38,6 +38,21 @@ def test_sites_train_what_the_simulation_trains(tmp_path, method):
     assert torch.equal(model.loaded().base[1].weight, body.to(model.row.dtype))
 
 
+def test_sites_train_adapters(tmp_path):
+    """The server's job names the adapters and sites build them: rows of 2 (4 + 5) numbers beside the head, which FedPer
+    keeps; a site's model holds the body, too."""
+    data = toy.federation()
+    one = replace(toy.job(data, "fedper"), adapter="lora:rank=2")
+    (rounds,), _ = toy.run(data, [one], tmp_path)
+    sim = toy.stacked(data, one)
+    torch.testing.assert_close(rounds.server.state.row, sim.server.state.row, rtol=1e-9, atol=1e-9)
+    assert rounds.rounds[0]["up"] == {"update": 8 * 2 * (4 + 5)}
+    model = read_model(tmp_path / toy.NAMES[0] / one.experiment / "model.safetensors")
+    assert {name for name in model.loaded().state_dict() if ".lora." in name} == {"base.1.lora.A", "base.1.lora.B"}
+    used = toy.stacked(data, one, model.facts["round"])
+    torch.testing.assert_close(model.row, used.row(0), rtol=1e-9, atol=1e-9)
+
+
 def test_buffers_are_listed_apart(tmp_path, monkeypatch):
     data = toy.federation()
 
@@ -75,7 +90,7 @@ def test_a_site_with_other_frozen_weights_is_refused(tmp_path):
     line = Line(toy.sites(data, tmp_path))
     sentence = r"lyon: the frozen weights of the model mlp:hidden=5 are not those of the server .*; build it with the"
     with pytest.raises(CoterieError, match=sentence):
-        toy.run(data, [one], tmp_path, line, policy=replace(toy.POLICY, wait=1))
+        toy.run(data, [one], tmp_path, line, policy=replace(toy.POLICY, wait=1, minimum=4))
 
 
 def test_a_site_predicts_with_the_whole_model(tmp_path):

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from local import free_port, wait
 
-pytest.importorskip("cryptography")
+pytest.importorskip("flwr")
 
 from coterie.errors import CoterieError
 from coterie.flower import keys, processes
@@ -58,17 +59,10 @@ def query(message, context):
 '''
 
 
-def free_port():
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return trial.getsockname()[1]
-
-
-def wait(condition, seconds, what):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
+def beside(modules):
+    """The environment of processes that find these modules and the package under test."""
+    root = Path(__file__).resolve().parents[2]
+    return {"PYTHONPATH": os.pathsep.join((str(root), str(modules))), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +96,25 @@ def test_what_listens_everywhere_is_reached_by_loopback():
     assert str(Address.of("10.0.0.3:8000").near) == "10.0.0.3:8000"
 
 
+@pytest.mark.parametrize(("text", "near"), [
+    ("127.0.0.1:1", True), ("127.8.8.8:1", True), ("[::1]:1", True), ("localhost:1", True), ("0.0.0.0:1", False),
+    ("[::]:1", False), ("10.0.0.3:1", False), ("localhost.example.org:1", False),
+])
+def test_loopback_is_what_nobody_else_reaches(text, near, tmp_path):
+    assert Address.of(text).loopback is near
+    if not near:
+        with pytest.raises(CoterieError, match="a site connects to loopback alone"):
+            supervise(None, Address.of(text), tmp_path, say=print)
+        with pytest.raises(CoterieError, match="a server listens on loopback alone"):
+            SuperLink(None, Address.of(text), tmp_path, say=print)
+
+
+def test_a_secret_is_for_its_owner_and_new_each_time(tmp_path):
+    found = [processes._fresh_secret(tmp_path / "flwr") for _ in range(2)]
+    assert found[0] != found[1] == (tmp_path / "flwr" / "secret").read_bytes()
+    assert (tmp_path / "flwr" / "secret").stat().st_mode & 0o777 == 0o600
+
+
 def test_the_environment_is_quiet_and_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
@@ -120,11 +133,15 @@ def test_a_tool_that_is_absent_names_the_extra():
         processes.tool("flower-there-is-no-such-thing")
 
 
-def test_settings_are_toml():
+def test_a_nodes_settings_are_toml(tmp_path):
+    """Flower reads them as TOML, a space between two."""
     import tomllib
 
     values = {"path": 'a "b" \\ c\nü', "n": 3, "x": 1e-3, "yes": True}
-    assert tomllib.loads(processes._toml(values)) == values
+    here = Address("127.0.0.1", 1)
+    command = processes._node_command(None, here, here, tmp_path / "secret", {"path": values["path"]})
+    assert tomllib.loads(command[command.index("--node-config") + 1]) == {"path": values["path"]}
+    assert tomllib.loads("\n".join(f"{key} = {processes._value(one)}" for key, one in values.items())) == values
 
 
 def test_a_process_is_ended_and_its_lines_are_read_once(tmp_path):
@@ -201,7 +218,6 @@ def test_a_certificate_for_another_host_is_refused_before_the_start(made, tmp_pa
 
 
 def test_a_port_in_use_is_a_sentence(made, tmp_path):
-    pytest.importorskip("flwr")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -216,13 +232,12 @@ def test_a_port_in_use_is_a_sentence(made, tmp_path):
 @pytest.fixture(scope="module")
 def federation(made, tmp_path_factory):
     """A SuperLink that knows north only."""
-    pytest.importorskip("flwr")
     place = tmp_path_factory.mktemp("federation")
     (place / "modules").mkdir()
     (place / "modules" / "tiny_apps.py").write_text(APPS)
     known = ServerKeys.read(made / "server")
     known = ServerKeys(known.ca, known.certificate, known.key, {"north": known.nodes["north"]})
-    variables = {"PYTHONPATH": str(place / "modules"), "OMP_NUM_THREADS": "1"}
+    variables = beside(place / "modules")
     with SuperLink(known, Address("127.0.0.1", free_port()), place / "link", variables) as link:
         link.start()
         link.admit()
@@ -240,7 +255,7 @@ class Site:
 
     def run(self):
         try:
-            supervise(*self.arguments, say=self.lines.append, longest=3)
+            supervise(*self.arguments, say=self.lines.append, longest=3, app="tiny_apps:client")
         except CoterieError as error:
             self.error = error
 
@@ -274,8 +289,10 @@ def test_a_wrong_ca_is_refused_by_the_site_and_by_flower_itself(federation, tmp_
     with pytest.raises(CoterieError, match="is not trusted"):
         supervise(other, link.address, tmp_path / "home", {}, variables)
     assert not (tmp_path / "home/supernode.log").exists()  # no SuperNode was started
-    node = Process(processes._node_command(other, link.address, {}), tmp_path / "log",
-                   processes.environment(tmp_path / "flwr", variables))
+    processes._fresh_secret(tmp_path / "flwr")
+    inner = Address("127.0.0.1", free_port())
+    node = Process(processes._node_command(other, link.address, inner, tmp_path / "flwr" / processes.SECRET, {}),
+                   tmp_path / "log", processes.environment(tmp_path / "flwr", variables))
     wait(lambda: not node.alive, 60, "the SuperNode did not end")
     assert "CERTIFICATE_VERIFY_FAILED" in node.said()
     assert node.code == 1
@@ -293,22 +310,20 @@ def test_keys_are_registered_once_and_runs_need_the_ca(federation, made, tmp_pat
 @pytest.mark.flower
 def test_a_run_survives_its_superlink_and_its_server_app(made, tmp_path):
     """Two kills, each after a round: the run still ends with its four rounds, and names belong to their keys."""
-    pytest.importorskip("flwr")
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "tiny_apps.py").write_text(APPS)
-    variables = {"PYTHONPATH": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
+    variables = beside(tmp_path / "modules")
     address = Address("127.0.0.1", free_port())
     folder = tmp_path / "a folder"
     folder.mkdir()
     said = []
     link = SuperLink(ServerKeys.read(made / "server"), address, tmp_path / "link", variables, said.append)
     config = {"rounds": 4, "wanted": 2, "folder": str(folder)}
-    apps = ("tiny_apps:server", "tiny_apps:client")
     failed = []
 
     def run():
         try:
-            operate(link, config, *apps, tries=5)
+            operate(link, config, "tiny_apps:server", tries=5)
         except CoterieError as error:
             failed.append(error)
 

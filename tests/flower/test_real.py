@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import sites as toy
 import torch
+from local import free_ports
 
 from coterie import registry
 from coterie.data import Federation
@@ -40,16 +41,6 @@ clientapp = "coterie.flower.client:app"
 [tool.flwr.app.config]
 run = ""
 """
-
-
-def free_ports(count):
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 class Loop:
@@ -74,7 +65,7 @@ class Loop:
                    "--disable-runtime-dependency-installation")
         self.await_port(self.ports[0])
         for port, (name, path) in zip(self.ports[1:], data.items(), strict=True):
-            config = f'name="{name}" data="{path}" home="{folder / "homes" / name}" device="cpu"'
+            config = f'name="{name}" data="{path}" home="{folder / "homes" / name}" device="cpu" accept="any"'
             self.start(name, "flower-supernode", "--superlink", f"127.0.0.1:{self.ports[0]}", "--port", str(port),
                        "--node-config", config)
 

@@ -4,6 +4,8 @@ whoever was away or killed on the way to it."""
 from __future__ import annotations
 
 import json
+import re
+import time
 
 import numpy as np
 import pytest
@@ -15,14 +17,15 @@ from typer.testing import CliRunner
 from coterie.cli import app
 from coterie.errors import CoterieError
 from coterie.flower import operator
+from coterie.flower import site as site_module
 from coterie.flower.job import Job, fresh_id
 from coterie.flower.loopback import Loopback
 from coterie.flower.operator import predict
 from coterie.flower.plan import Plan
 from coterie.flower.policy import Policy
 from coterie.flower.rounds import serve
-from coterie.flower.site import site_at
-from coterie.flower.wire import Failure
+from coterie.flower.site import Site, site_at
+from coterie.flower.wire import PROTOCOL, Failure, Parcel
 from coterie.running.chosen import CHOSEN
 from coterie.running.folder import Folder
 from coterie.running.training import Training
@@ -44,7 +47,7 @@ def job(**values):
 
 
 def site(folder, name, data):
-    return site_at(name, data, folder / name, "cpu", val=0.0, test=0.25)
+    return site_at(name, data, folder / name, "cpu", val=0.0, test=0.25, accept="any")
 
 
 def test_a_site_with_some_of_the_classes_numbers_them_as_the_others_do(tmp_path):
@@ -284,3 +287,110 @@ def test_predict_takes_the_chosen_round_and_the_last_on_request(tmp_path):
         assert accuracy == pytest.approx(printed["scores"]["served"]["test"]["accuracy"], abs=1e-6)
     with pytest.raises(CoterieError, match="name 'chosen' or 'last', not '3'"):
         operator.model_of(home, when="3")
+
+
+# -- what leaves, errors too ------------------------------------------------------------------------------------------
+
+SECRET = "patient 4711, dose 12.5"
+
+
+def sent(home):
+    return [json.loads(line) for line in (home / "sent.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("error", "cause"), [
+    (CoterieError(f"line 3: '{SECRET}' is no number."), "refused"), (ValueError(f"no '{SECRET}'"), "failed"),
+    (KeyError(SECRET), "failed"), (MemoryError(SECRET), "failed"), (RecursionError(SECRET), "failed"),
+])
+def test_of_an_error_the_type_leaves_and_its_text_stays(tmp_path, error, cause):
+    """A reader's sentence quotes what it cannot read. The reference leads from the server's log to the site's."""
+    def read(job):
+        raise error
+
+    line = Line([Site("berlin", read, tmp_path / "berlin", "cpu", accept="any")])
+    with pytest.raises(CoterieError, match="introduced itself") as reason:
+        serve([toy.job(toy.federation(), "fedavg")], line, Policy(sites=1, deadline=30, wait=5, poll=0.01))
+    assert SECRET not in str(reason.value)
+    said = sent(tmp_path / "berlin")
+    assert len(said) == 3  # one for each attempt
+    for one in said:
+        assert one["cause"] == cause
+        words = rf"{type(error).__name__} at the site; its log says more under reference ([0-9a-f]{{8}})\."
+        found = re.fullmatch(words, one["error"])
+        log = (tmp_path / "berlin" / "site.log").read_text()
+        assert SECRET in next(entry for entry in log.splitlines() if found[1] in entry)
+    assert SECRET not in (tmp_path / "berlin" / "sent.jsonl").read_text()
+
+
+def test_an_error_of_the_method_stays_at_the_site_and_is_written_down(tmp_path, monkeypatch):
+    data = toy.federation()
+
+    def diverge(*given):
+        raise RuntimeError(f"a tensor holds {SECRET}")
+
+    monkeypatch.setattr(site_module, "local", diverge)
+    (rounds,), _ = toy.run(data, [toy.job(data, "fedavg", rounds=1)], tmp_path)
+    assert rounds.rounds[0]["report"]["failures"] == {"failed": 4}
+    (failed,) = [one for one in sent(tmp_path / "oslo") if one.get("cause") == "failed"]
+    assert failed["error"].startswith("RuntimeError at the site")
+    assert "Traceback" in (tmp_path / "oslo" / "site.log").read_text()
+    assert SECRET in (tmp_path / "oslo" / "site.log").read_text()
+
+
+def test_everything_that_leaves_is_written_down_first(tmp_path):
+    """Presence, introductions, refusals, uploads: what came back is what was written, in this order."""
+    data, heard = toy.federation(), []
+
+    class Heard(Line):
+        def deliver(self, name, parcels):
+            found = super().deliver(name, parcels)
+            if name == "oslo":
+                heard.extend(found)
+            return found
+
+    line = Heard(toy.sites(data, tmp_path))
+    (present,) = line.deliver("oslo", [Parcel({"protocol": PROTOCOL, "kind": "present"})])
+    line.deliver("oslo", [Parcel({"protocol": PROTOCOL, "kind": "dance"})])
+    line.deliver("oslo", [Parcel({"protocol": 7})])
+    toy.run(data, [toy.job(data, "ditto")], tmp_path, line)
+    assert present.meta["site"] == "oslo"
+    written = [{name: value for name, value in one.items() if name != "time"} for one in sent(tmp_path / "oslo")]
+    came = [{**one.meta, "tensors": {n: f"float64 {list(t.shape)}" for n, t in one.tensors.items()}} for one in heard]
+    assert written == json.loads(json.dumps(came))
+    assert [bool(one.get("error")) for one in written[:4]] == [False, True, True, False]
+
+
+def test_what_cannot_be_written_down_does_not_leave(tmp_path):
+    """The folder in the file's place cannot be written to: no introduction, no upload and no score of oslo counts."""
+    data = toy.federation()
+    line = Line(toy.sites(data, tmp_path))
+    (tmp_path / "oslo" / "sent.jsonl").mkdir(parents=True)
+    (rounds,), _ = toy.run(data, [toy.job(data, "fedavg")], tmp_path, line)
+    assert rounds.left_out == {"oslo": "the site cannot write down what leaves it, so nothing does."}
+    assert "oslo" not in rounds.merged
+    assert rounds.population == 3
+
+
+def test_a_refusal_repeats_short_texts_alone_and_is_cut(tmp_path):
+    """A server could fill the site's disk by it, or have it send back what it likes."""
+    (one,) = toy.sites(toy.federation(), tmp_path, ["oslo"])
+    task = {"protocol": PROTOCOL, "kind": "x" * 10**6, "experiment": ["a"] * 10**5, "method": "m" * 10**5, "round": 3}
+    (answer,) = one.answer([Parcel(task)])
+    assert len(json.dumps(answer.meta)) < 1500
+    assert (answer.meta["round"], answer.meta["experiment"]) == (3, None)
+
+
+def test_the_operator_is_passed_what_the_site_tells(tmp_path):
+    """Each entry's first line, escapes spelled out; one that repeats the last one once. Nobody writes an entry into
+    another one's text or traceback."""
+    said = []
+    (one,) = toy.sites(toy.federation(), tmp_path, ["oslo"])
+    one.tell("of an earlier start")
+    with operator.told(tmp_path / "oslo" / "site.log", said.append, pause=0.02):
+        time.sleep(0.1)
+        for text in ("refused: a", "refused: a", "x: \x1b[2J\n2030-01-01T00:00:00 approve it", "refused: a"):
+            one.tell(text, "Traceback\n2030-01-01T00:00:00 approve it")
+        end = time.monotonic() + 5
+        while len(said) < 3 and time.monotonic() < end:
+            time.sleep(0.02)
+    assert said == ["refused: a", r"x: \x1b[2J\n2030-01-01T00:00:00 approve it", "refused: a"]

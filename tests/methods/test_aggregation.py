@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from by_hand import MODELS, assert_close, rounds, tensor
 from torch import nn
 
+import coterie
 from coterie import registry
 from coterie.contract.algebra import angles, chosen
 from coterie.contract.method import Uploads
@@ -185,6 +186,24 @@ def test_cwfedavg_tells_no_labels_unless_it_is_asked_to(tiny, method):
     assert_close(sim.server.state.mix, torch.eye(3, dtype=torch.float64) if "true" in method else start)
 
 
+@pytest.mark.parametrize("hidden", [3, 6])
+@pytest.mark.parametrize("distribution", ["approx", "true"])
+def test_cwfedavg_refuses_a_head_of_several_layers(hidden, distribution):
+    """The norms that tell labels are those of the layer that makes the scores, and only of one layer is that known."""
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 5)
+            self.head = nn.Sequential(nn.Linear(5, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.body(x)))
+
+    data = coterie.Federation.from_clients([(torch.randn(12, 4), torch.arange(12) % 3)] * 2)
+    with pytest.raises(CoterieError, match="cwfedavg needs classes and a head that is one linear layer"):
+        coterie.run(f"cwfedavg:distribution={distribution}", Two, data, rounds=1, head="head", device="cpu")
+
+
 def test_cwfedavg_can_read_the_labels_off_the_weights(tiny):
     """By default pi is the share of each row's norm in the head of a client's last upload; client 0 sent nothing."""
     sim = tiny.simulation(CwFedAvg(lam=3.0))
@@ -315,6 +334,46 @@ def test_fedamp_rounds_by_hand(tiny):
         assert_close(sim.server.state.rows, expected)
         assert_close(rows(sim), expected)
         w = expected
+
+
+@pytest.mark.parametrize("method", ["fedamp", "fedamp:lam=5", "fedamp:heur"])
+def test_a_client_of_fedamp_that_ran_away_comes_back(tiny, method):
+    """Least squares has one solution, so a client thrown a million times as far off ends where it would have been. Out
+    there the server keeps its model from before, and counts it; as soon as it is not too long it is known as it is, not
+    as the old one and the moves since, a phantom that would hold it for good."""
+    data = tiny.federation(sizes=(9, 12, 11, 10), kind="regression")
+    quiet, thrown = (rounds(tiny.simulation(method, lambda: nn.Linear(4, 1), data=data, batch=0, steps=5), 3)
+                     for _ in range(2))
+    known = thrown.server.state.rows[2].clone()
+    thrown.own = replace(thrown.own, row=thrown.own.row * tensor([1, 1, 1e6, 1])[:, None])
+    assert [int(thrown.round().report["left_out"]) for _ in range(2)] == [1, 1]
+    assert torch.equal(thrown.server.state.rows[2], known)
+    assert int(rounds(thrown, 196).round().report["left_out"]) == 0
+    assert_close(thrown.server.state.rows, thrown.own.row)
+    assert_close(thrown.own.row, rounds(quiet, 199).own.row, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-4])
+def test_fedamp_measures_no_model_by_those_that_have_not_trained(tiny, scale):
+    """A start near 0 and a third of the clients a round: beside it every trained model is long, and beside 0 none is.
+    Nobody is left out who trained in the usual way, and who was thrown far off is."""
+
+    def model():
+        module = nn.Linear(4, 1)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.mul_(scale)
+        return module
+
+    data = tiny.federation(sizes=(9, 12, 11, 10, 9, 12), kind="regression")
+    sim = tiny.simulation("fedamp", model, data=data, batch=0, steps=5, participation=0.5)
+    for t in range(3):
+        assert int(sim.round().report["left_out"]) == 0, t
+    asked = sim.selected(3).tolist()
+    far = torch.ones(6, dtype=torch.float64)
+    far[asked[0]] = 1e6
+    sim.own = replace(sim.own, row=(sim.own.row + 1e-3) * far[:, None])
+    assert int(sim.round().report["left_out"]) == 1
 
 
 def test_fedamp_serves_the_mean_to_a_newcomer_and_keeps_the_absent(tiny):
@@ -593,7 +652,7 @@ def planes(unseen=0):
 
 @pytest.mark.parametrize("options", [
     {}, {"beta": 30.0}, {"linkage": "complete"}, {"by_label": False, "vectors": 2},
-    {"by_label": False, "vectors": 2, "measure": "matched"},
+    {"by_label": False, "vectors": 2, "measure": "matched", "beta": 150.0},  # sums of two angles have no clear gap
 ])
 def test_pacfl_finds_groups_that_span_different_planes(tiny, options):
     """Even and odd clients; inside a group the rows are FedAvg's on that group alone."""
@@ -603,6 +662,40 @@ def test_pacfl_finds_groups_that_span_different_planes(tiny, options):
     odd = Federation.from_splits([data.client(i) for i in (1, 3, 5)], classes=3, names=["1", "3", "5"])
     alone = rounds(tiny.simulation("fedavg", data=odd), 2)
     assert_close(rows(sim)[[1, 3, 5]], alone.server.state.row.expand(3, -1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pacfl_leaves_clients_with_data_of_one_kind_together(tiny, seed):
+    """Their angles differ by chance, and there is always a widest gap between them; it does not stand out."""
+    pairs = [(noise(50, 32, seed=100 * seed + i), torch.arange(50) % 3) for i in range(12)]
+    federation = Federation.from_splits(pairs, classes=3, names=[str(i) for i in range(12)])
+    sim = tiny.simulation("pacfl", lambda: nn.Linear(32, 3), data=federation)
+    assert sim.server.state.cluster.tolist() == [0] * 12
+
+
+def test_fesem_leaves_a_client_that_is_not_finite_where_it_is(tiny):
+    """No centre is nearest to NaN: the client stays in its cluster, and the other centres stay finite."""
+    sim = rounds(tiny.simulation("fesem:models=2"), 2)
+    before = sim.server.state.cluster.tolist()
+    alone = next(i for i in range(4) if before.count(before[i]) < 4)
+    update = 0.01 * noise(4, sim.layout.size)
+    update[alone] = torch.nan
+    after = sim.method.merge(sim.server.state, uploads(sim, [0, 1, 2, 3], update=update))
+    assert after.cluster[alone] == before[alone]
+    assert torch.isfinite(after.rows[[k for k in range(2) if k != before[alone]]]).all()
+
+
+def test_a_client_that_diverges_while_fesem_places_its_centres_becomes_none(tiny):
+    """Participants 1, 2 and 3 of six send updates, 2's is NaN: the centres are the other two's models, 2 counts in
+    neither, and the absent go to the one nearest to the common model, which they are still at."""
+    sim = tiny.simulation("fesem:models=2", data=tiny.federation(sizes=(6, 5, 4, 6, 5, 4)))
+    update = noise(3, sim.layout.size)
+    update[0] *= 0.1  # the nearest to the common model
+    update[1] = torch.nan
+    after = sim.method.merge(sim.server.state, uploads(sim, [1, 2, 3], update=update))
+    near, far = int(after.cluster[1]), int(after.cluster[3])
+    assert_close(after.rows[[near, far]], sim.init.row + update[[0, 2]])
+    assert after.cluster[[0, 4, 5]].tolist() == [near] * 3
 
 
 def test_pacfl_sends_a_newcomer_to_the_nearest_cluster(tiny):
@@ -910,6 +1003,55 @@ def test_pfedhn_with_one_hot_embeddings_is_local(tiny):
         sim.round()
         alone.round()
         assert_close(rows(sim), rows(alone))
+
+
+@pytest.mark.parametrize("length", [1e3, 1e25])
+def test_pfedhn_learns_nothing_of_a_client_on_its_way_to_nan(tiny, length):
+    """A model a hundred times as long as the middle one is left out like one that is not finite: it would take the
+    whole clipped step, or, where its norm overflows, leave none to the others."""
+    sim = tiny.simulation(PFedHN(hidden=6, depth=2))
+    update = 0.1 * noise(4, sim.layout.size)
+    merged = []
+    for value in (length, float("nan")):
+        update[2] = value
+        up = uploads(sim, [0, 1, 2, 3], update=update)
+        assert sim.method.report(sim.server.state, up)["left_out"] == 1
+        merged.append(sim.method.merge(sim.server.state, up))
+    for one, other in zip(merged[0].tensors().values(), merged[1].tensors().values(), strict=True):
+        assert_close(one, other)
+    assert (merged[0].psi - sim.server.state.psi).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("asked", [[2], [0, 2]])
+def test_pfedhn_measures_a_lone_participant_beside_what_it_writes_for_others(tiny, asked):
+    """One client after another is what the paper does, and by itself nobody is a hundred times the middle length."""
+    sim = tiny.simulation(PFedHN(hidden=6, depth=2))
+    update = 0.1 * noise(4, sim.layout.size)
+    up = uploads(sim, asked, update=update[asked])
+    assert sim.method.report(sim.server.state, up)["left_out"] == 0
+    update[2] = 1e3
+    up = uploads(sim, asked, update=update[asked])
+    assert sim.method.report(sim.server.state, up)["left_out"] == 1
+
+
+def test_pfedhn_learns_of_who_learns_although_all_others_have_learned(tiny):
+    """Updates of clients that fit their data end near 0: whoever still learns is a thousand times the middle one, and
+    is healthy. The others' slopes being next to nothing, psi moves twice as far for twice the update (no decay)."""
+    sim = tiny.simulation(PFedHN(hidden=6, depth=2, hyper_momentum=0.0, hyper_decay=0.0))
+    update = 1e-9 * noise(4, sim.layout.size)
+    moved = []
+    for times in (1, 2):
+        update[2] = times * 0.01 * noise(sim.layout.size, seed=1)
+        up = uploads(sim, [0, 1, 2, 3], update=update)
+        assert sim.method.report(sim.server.state, up)["left_out"] == 0
+        moved.append(sim.method.merge(sim.server.state, up).psi - sim.server.state.psi)
+    assert moved[0].norm() > 1e-6
+    assert_close(moved[1], 2 * moved[0], rtol=1e-4, atol=1e-8)
+
+
+def test_pfedhn_needs_something_to_write(tiny):
+    with pytest.raises(CoterieError, match="all of the model but its personal part, and nothing else"):
+        tiny.simulation("pfedhn:pc", lambda: nn.Linear(4, 3))
 
 
 def test_pfedhn_without_embedding_has_one_model(tiny):

@@ -22,6 +22,7 @@ from coterie.methods.fednh import FedNH
 from coterie.methods.fedrep import FedRep
 from coterie.methods.feduv import crowding, lacking_variance
 from coterie.models import ResNet18
+from coterie.running.runs import prepare_comparison
 
 SHARE = torch.tensor([7, 12, 1, 5], dtype=torch.float64) / 25  # of the tiny federation's clients
 
@@ -223,6 +224,28 @@ def test_fedbn_without_batchnorm_is_fedavg(tiny, model):
     assert torch.equal(deployed(one), deployed(two))
 
 
+@pytest.mark.parametrize(
+    ("method", "model", "said"),
+    [
+        ("fedbn", "mlp", ["fedbn: this model has no part batchnorm, so all of it is shared, as in fedavg."]),
+        ("fedbn", "bn", []),
+        ("fedper", "mlp", []),
+        ("fedper:personal=none", "mlp", []),  # asked for
+        ("fedper", "linear", ["fedper: this model is nothing but the part head, which does not travel, so nothing is "
+                              "shared."]),
+        ("lgfedavg", "linear", ["lgfedavg: this model has no part ~head, so all of it is shared, as in fedavg."]),
+        ("fedavg", "linear", []),
+    ],
+)
+def test_a_method_that_becomes_another_with_this_model_says_so(tiny, method, model, said):
+    """In the run's record and, before any training, among the notes of a comparison where it is not the first."""
+    layers = {"linear": [], "mlp": [nn.Linear(4, 4)], "bn": [nn.Linear(4, 4), nn.BatchNorm1d(4)]}[model]
+    module = nn.Sequential(*layers, nn.Linear(4, 3))
+    assert tiny.simulation(method, module).choices.get("aggregator", []) == said
+    found = prepare_comparison(["fedavg", method], module, tiny.federation(), rounds=1, device="cpu")
+    assert found.notes == said
+
+
 def test_fedbn_round_by_hand(tiny):
     """Plain SGD of (w, b_i); the mean of w; all five tensors of the BatchNorm layer stay."""
     sim = tiny.simulation("fedbn", "bn")
@@ -233,6 +256,26 @@ def test_fedbn_round_by_hand(tiny):
         assert_close(sim.own.row, sim.layout.cut(trained, "batchnorm"))
     assert sim.own.row.shape == (4, 5 * 4 + 1)  # weight, bias, mean, variance of 5 features, and the counter
     assert outcome.up["update"] == outcome.down["row"] == 8 * (4 * 5 + 5 + 5 * 3 + 3)
+
+
+@pytest.mark.parametrize("method", ["fedbn", "fedper:personal=batchnorm+1", "fedper:personal=1+buffers", "lgfedavg"])
+def test_statistics_of_a_newcomer_and_of_who_was_never_asked_are_those_of_its_samples(tiny, method):
+    """In one batch, which normalises the samples themselves: their mean and variance. They were those of the start,
+    0 and 1, of which one round leaves 0.9^steps; what clients with statistics of their own learn fits neither."""
+    sim = tiny.simulation(
+        method, lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), participation=0.4, batch=50,
+        data=tiny.federation(sizes=(7, 12, 8, 5), unseen=1),
+    )
+    for _ in range(2):
+        sim.round()
+    asked = {int(client) for t in range(2) for client in sim.selected(t)}
+    never = sorted({0, 1, 2} - asked)
+    assert never, "somebody was never asked"
+    for client in (*never, 3):
+        x, _ = sim.federation.client(client, "train")
+        module = sim.layout.load(copy.deepcopy(sim.init.module).double(), sim.row(client))
+        torch.testing.assert_close(module[0].running_mean, x.mean(0))
+        torch.testing.assert_close(module[0].running_var, x.var(0))
 
 
 def test_fedbn_keeps_every_batchnorm_layer_of_a_resnet():
@@ -299,6 +342,19 @@ def test_fedrod_round_by_hand(tiny, gamma):
         assert_close(sim.own.row, sim.layout.cut(trained, "personal"))
 
 
+@pytest.mark.parametrize("gamma", [1.0, 0.1])
+def test_fedrod_learns_nothing_of_classes_that_a_client_has_not(tiny, gamma):
+    """A class of weight n^gamma = 0 has no share of the balanced softmax, and no smoothed label either: where all
+    clients lack class 2, its row of the generic head stays as it started."""
+    x = torch.randn(3, 8, tiny.FEATURES, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    data = Federation.from_splits(*[[(one, torch.arange(8) % 2) for one in x]] * 3, classes=3)
+    sim = tiny.simulation(f"fedrod:gamma={gamma}", data=data, label_smoothing=0.2)
+    before = sim.layout.views(sim.init.row)["2.generic.weight"]
+    after = sim.layout.views(rounds(sim, 3).row(0))["2.generic.weight"]
+    assert_close(after[2], before[2], rtol=0, atol=1e-12)
+    assert (after[0] - before[0]).abs().max() > 1e-3
+
+
 def test_fedrod_predicts_with_both_heads_and_a_newcomer_with_the_generic_one(tiny):
     """At the start the personal head is a copy, so scores are doubled; a newcomer's scores are the generic ones."""
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
@@ -358,7 +414,10 @@ def every_support(P):
 
 
 def fedpac_statistics(sim, client, row):
-    """V and H [classes, d] of a client under a row, class by class from their definitions."""
+    """V and H [classes, d] of a client under a row, class by class from their definitions.
+
+    Of one sample no variance can be told, and its head would be certain: there V is |z|^2.
+    """
     x, y = sim.federation.client(client)
     z = module_of(sim, row).eval()[:2](x).detach()
     H, spread, n = torch.zeros(3, z.shape[1], dtype=torch.float64), 0.0, len(x)
@@ -366,7 +425,7 @@ def fedpac_statistics(sim, client, row):
         if (y == k).any():
             q, mu = (y == k).double().mean(), z[y == k].mean(0)
             H[k] = q * mu
-            spread += q * z[y == k].square().sum(1).mean() - q**2 * mu.square().sum()
+            spread += q * z[y == k].square().sum(1).mean() - (q**2 * mu.square().sum() if n > 1 else 0)
     return spread / n, H
 
 

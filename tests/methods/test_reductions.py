@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from decimal import Decimal
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ import torch.nn.functional as F
 from by_hand import MODELS, assert_close, rounds, tensor
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from coterie import registry
 from coterie.contract.cohort import Cohort
 from coterie.errors import CoterieError
-from coterie.methods.fedfew import FedFew, stch_set_weights
+from coterie.methods.fedfew import FedFew, full_steps, stch_set_weights
 from coterie.methods.fedprox import FedProx
 
 
@@ -200,6 +202,17 @@ def test_ifca_that_clusters_nothing_is_fedavg(tiny, model):
     """clustered=none: the K models are one model, whoever chooses which, and its average is over everybody."""
     one, two = (rounds(tiny.simulation(m, model), 3) for m in ("ifca:clustered=none", "fedavg"))
     assert_close(one.server.state.rows, two.server.state.row.expand(3, -1))
+
+
+def test_ifca_refuses_a_frozen_part_to_cluster(tiny):
+    """All its K models would be one, and it FedAvg with K downloads; of a part that trains in places there are K."""
+    def model():
+        return nn.Sequential(nn.Linear(4, 5).requires_grad_(False), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3))
+
+    with pytest.raises(CoterieError, match=r"what ifca clusters \(0\) is frozen; let some of it train"):
+        tiny.simulation("ifca:clustered=0", model)
+    for part in ("base", "head", "0+2"):
+        tiny.simulation(f"ifca:clustered={part}", model)
 
 
 def test_ifca_with_shared_lower_layers_by_hand(tiny):
@@ -448,6 +461,30 @@ def test_fedfew_round_by_hand(tiny, scale, normalise):
     assert_close(sim.server.state.rows, outcome_expected)
     assert outcome.report["mass"] == pytest.approx(mass.tolist())
     assert outcome.report["g"] == pytest.approx(mu * math.log((1 / s).sum().item()))
+
+
+@pytest.mark.parametrize("mu", [0.01, 1e-3, 1e-4])
+def test_every_model_of_fedfew_takes_a_full_step_however_little_mass_it_has(tiny, mu):
+    """The formula in Decimal, whose exponents have no such end as those of floats, e^-745. Below it a model would get 0
+    of 0 and never move again."""
+    sim = tiny.simulation(FedFew(models=3, mu=mu, scale=False, normalise=True))
+    before = sim.server.state.rows.clone()
+    losses = raw_losses(sim, before)
+    e = [[(Decimal(-loss) / Decimal(mu)).exp() for loss in row] for row in losses.tolist()]
+    weights = [[one / sum(row) / sum(row) for one in row] for row in e]  # a factor for all divides out
+    full = tensor([[float(row[k] / sum(other[k] for other in weights)) for k in range(3)] for row in weights])
+    assert_close(full.sum(0), torch.ones(3, dtype=torch.float64))
+    trained = torch.stack([local_rows(tiny, sim, row) for row in before], 1)  # [M, K, D]
+    outcome = sim.round()
+    assert (min(outcome.report["mass"]) == 0) is (mu == 1e-4)
+    assert_close(sim.server.state.rows, torch.einsum("ik,ikd->kd", full, trained), atol=1e-9)
+
+
+def test_full_steps_by_hand():
+    """Two clients that differ by mu log 3 in a model that is e^-1000 of the other to both: 3/4 and 1/4. A model that
+    is infinitely bad for everybody has no takers, one that is so for a client has the other."""
+    losses = tensor([[0, 1000, math.inf, 2000], [0, 1000 + math.log(3), math.inf, math.inf]])
+    assert_close(full_steps(losses, 1.0), tensor([[0.5, 0.75, 0, 1], [0.5, 0.25, 0, 0]]))
 
 
 @pytest.mark.parametrize("loss_at", ["running", "after"])

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from by_hand import MODELS, assert_close, rounds
 from torch import nn
 
-from coterie import registry
-from coterie.contract.net import Given
+from coterie import registry, streams
+from coterie.contract.net import Batch, Given
+from coterie.contract.objectives import hessian_times
 from coterie.contract.records import Model
 from coterie.errors import CoterieError
 from coterie.methods.apfl import APFL
@@ -402,6 +403,22 @@ def test_the_second_order_term_of_perfedavg(tiny):
     assert_close(exact.server.state.row - first.server.state.row, 0.2 * 0.05 * H[0] @ g)
 
 
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d, nn.LayerNorm, lambda width: nn.GroupNorm(2, width)])
+def test_second_derivatives_of_layers_that_normalise(tiny, layer):
+    """H v is the central difference of gradients along v: of step 1e-5 it errs by 1e-10 and its rounding by 1e-11."""
+    def model():
+        return nn.Sequential(nn.Linear(tiny.FEATURES, 6), layer(6), nn.Tanh(), nn.Linear(6, tiny.CLASSES))
+
+    sim = tiny.simulation(model=model)
+    net, row = sim.engine.net, tiny.rows(sim)[1]
+    x, y = sim.federation.client(1)
+    batch = Batch(x, y, torch.ones(len(x), dtype=row.dtype), streams.key("test", torch.zeros((), dtype=torch.int64)))
+    v = sim.layout.put(torch.zeros_like(row), "parameters", sim.layout.cut(tiny.rows(sim, seed=2)[0], "parameters"))
+    net.mode(training=True)
+    ahead, behind = (net.grad(row + step * v, batch) for step in (1e-5, -1e-5))
+    assert_close(hessian_times(net, row, batch, v), (ahead - behind) / 2e-5, rtol=1e-6, atol=1e-8)
+
+
 def test_perfedavg_deploys_the_shared_model_after_one_step(tiny):
     """On one training batch with step alpha, for a client never seen as well; the evaluator counts it."""
     data = tiny.federation(sizes=(7, 12, 1, 5, 6), unseen=1)
@@ -765,6 +782,33 @@ def test_fedmtls_server_keeps_the_mean_of_all_models(tiny, model):
         if model == "bn":
             variance = sim.layout.views(sim.own.row[caught[0]])["1.running_var"].mean(0)
             assert_close(sim.layout.views(sim.server.state.row)["1.running_var"], variance)
+
+
+@pytest.mark.parametrize("aggregator", ["median", "krum", "normclip", "geometricmedian"])
+def test_fedmtls_server_keeps_the_mean_under_a_robust_aggregator_too(tiny, aggregator):
+    """Nobody of these clients is far from the others, so all are kept and the mean is the plain one, for ever: moves
+    through the aggregator would add up to something else."""
+    sim = tiny.simulation(f"fedmtl:lam=0.01+{aggregator}", data=tiny.federation(sizes=(6, 6, 6, 6, 6, 6)))
+    for _ in range(6):
+        sim.round()
+        assert_close(sim.server.state.row, sim.own.row.mean(0))
+
+
+def test_fedmtl_refuses_aggregators_that_keep_no_mean(tiny):
+    """Its server adds moves up. Per round confree makes of them something else than their mean, and the difference adds
+    up, too; only the mean, private included, and what leaves clients out are defined. Detached, nothing is averaged."""
+    data = tiny.federation(sizes=(6, 6, 6, 6, 6, 6))
+    others = {name for name, cls in registry.aggregators().items() if not (cls.robust or cls.private)} - {"mean"}
+    assert others == {"confree", "fedmgdaplus", "mgda"}
+    for name in others:
+        with pytest.raises(CoterieError, match=rf"adds up to no mean of models; leave out \+{name}, or take a robust"):
+            tiny.simulation(f"fedmtl+{name}", data=data)
+    with pytest.raises(CoterieError, match="cannot be private: its server takes more"):  # the sentence of privacy
+        tiny.simulation("fedmtl+private", data=data, sampling="poisson")
+    with pytest.raises(CoterieError, match="averages nothing"):
+        tiny.simulation("fedmtl:detached=true+confree", data=data)
+    for name in ("mean", "median", "trimmedmean", "normclip"):
+        tiny.simulation(f"fedmtl+{name}", data=data)
 
 
 def test_fedmtl_round_by_hand(tiny):

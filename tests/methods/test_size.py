@@ -37,7 +37,7 @@ def test_the_count_is_one_by_hand():
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_no_method_is_longer_than_a_page(file):
-    assert lines_of_code(file.read_text()) <= 111, "the contract misses a word; propose it"
+    assert lines_of_code(file.read_text()) <= 120, "the contract misses a word; propose it"
 
 
 def test_the_median_method_is_short():

@@ -1,5 +1,6 @@
 """Any nn.Module from a Python file, also in the styles of torchvision and Hugging Face."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -118,11 +119,13 @@ def test_a_model_in_the_style_of_torchvision_runs_from_its_file_and_is_resumed(t
     assert "cannot be stacked" not in done.stdout
     record = json.loads((tmp_path / "out" / "experiment.json").read_text())
     assert record["experiment"]["model"] == f"{tmp_path / 'mymodel.py'}:ResNet:width=3"
-    assert (tmp_path / "out" / "model.py").read_text() == RESNET
+    (copy,) = (tmp_path / "out" / "code").glob("*/mymodel.py")
+    assert copy.read_text() == RESNET
+    assert record["code"] == {str(tmp_path / "mymodel.py"): hashlib.sha256(RESNET.encode()).hexdigest()}
     (tmp_path / "mymodel.py").unlink()
     monkeypatch.chdir(tmp_path)
     assert exit_code(monkeypatch, "resume", "out") == 0
-    assert "mymodel.py is gone; the run goes on with its copy out/model.py." in capsys.readouterr().err
+    assert f"mymodel.py is gone; the run goes on with its copy {copy.relative_to(tmp_path)}." in capsys.readouterr().err
 
 
 def test_a_changed_model_file_is_noticed(tmp_path, monkeypatch, capsys):
@@ -137,9 +140,9 @@ def test_a_changed_model_file_is_noticed(tmp_path, monkeypatch, capsys):
     assert "mymodel.py line 11: if x.abs().sum() >= 0:" in said
     assert "Clients are trained one after another: the same results, slower." in said
     (tmp_path / "mymodel.py").write_text(BRANCHING + "\n# other\n")
-    assert exit_code(monkeypatch, "show", "out") == 0
+    assert exit_code(monkeypatch, "resume", "out") == 0
     assert "has changed since the run began; the run goes on with its copy" in capsys.readouterr().err
-    (tmp_path / "out" / "model.py").write_text("")
+    next((tmp_path / "out" / "code").glob("*/mymodel.py")).write_text("")
     assert exit_code(monkeypatch, "resume", "out") == 2
     assert "is not the copy the run made of it" in capsys.readouterr().err
 

@@ -125,6 +125,7 @@ def test_a_page_has_the_values_of_its_spelling() -> None:
 def test_a_method_that_averages_nothing_offers_no_aggregator() -> None:
     assert "averages nothing" in printed(catalogue.page(METHODS["local"](), 118), 118)
     assert "fedrep+confree" in printed(catalogue.page(METHODS["fedrep"](), 118), 118)
+    assert "the mean and robust ones, as in fedmtl+median" in printed(catalogue.page(METHODS["fedmtl"](), 118), 118)
 
 
 def test_a_page_says_what_a_server_optimizer_and_options_of_the_run_are_to_a_method() -> None:

@@ -1,9 +1,9 @@
 """The head of a report of several folders: what differs between the runs is said, never the first run's alone."""
 
-import json
 import shutil
 
 import pytest
+from commands import as_before
 
 from coterie.errors import CoterieError
 from coterie.report.contents import gather
@@ -19,9 +19,7 @@ def merged(named, tmp_path):
 
 
 def change(folder, training):
-    config = json.loads((folder / "config.json").read_text())
-    config["training"] |= training
-    (folder / "config.json").write_text(json.dumps(config))
+    as_before(folder / "config.json", lambda config: config["training"].update(training))
 
 
 def test_rounds_and_rates_that_differ_are_in_the_facts(merged):
@@ -51,6 +49,14 @@ def test_seeds_of_one_method_that_were_trained_otherwise_are_told_apart(named, t
 def test_options_that_change_no_row_are_no_difference(merged):
     change(merged[2], {"rounds": 4, "lr": 0.1, "batch": 10, "device": "cuda", "engine": "stack", "checkpoint_every": 3})
     assert gather(merged)["notes"] == []
+
+
+def test_notes_on_the_data_are_on_the_page_once(merged):
+    """All runs of a comparison read the same data, so they have the same notes."""
+    for folder in merged:
+        as_before(folder / "config.json",
+                  lambda config: config["federation"].update(notes=["columns hold large numbers"]))
+    assert gather(merged)["notes"].count("Columns hold large numbers") == 1
 
 
 def test_seeds_are_counted_by_method(named, tmp_path):

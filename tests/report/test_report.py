@@ -408,7 +408,7 @@ def test_regression_has_no_classes_and_lower_is_better(tmp_path):
     federation = Federation.from_clients([(x, x @ torch.tensor([1.0, -i, 0.5])) for i, x in enumerate(inputs)])
     coterie.compare([], lambda: torch.nn.Linear(3, 1), federation, folder=tmp_path / "cmp", rounds=2, lr=0.05)
     found = gather([tmp_path / "cmp"])
-    assert found["metrics"] == [{"name": "loss", "title": "MSE", "higher": False, "percent": False}]
+    assert found["metrics"] == [{"name": "loss", "title": "MSE", "higher": False, "percent": False, "by_median": False}]
     assert found["classes"] == 0
     best = min((line["mean"], line["method"]) for m in found["methods"] for line in m["lines"])
     assert found["answer"]["mean"][0] == best[1]

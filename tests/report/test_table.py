@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from coterie.contract.metric import Scale
 from coterie.errors import CoterieError
@@ -63,8 +64,8 @@ def line(lines: Sequence[Line], method: str, stage: str) -> Line:
 
 
 def cells(table: Table, header: str) -> list[str]:
-    column = next(column for column in table.columns if column.header == header)
-    return [str(cell) for cell in column.cells]
+    column = next(column for column in table.columns if str(column.header) == header)
+    return [cell.markup if isinstance(cell, Text) else str(cell) for cell in column.cells]
 
 
 def printed(table: Table, width: int) -> str:
@@ -349,7 +350,7 @@ def test_the_clients_served_worst_by_the_best_method() -> None:
     table = served_worst(runs)
     assert table is not None
     assert str(table.title) == "served worst by ditto (served): test accuracy in %"
-    assert [column.header for column in table.columns] == [
+    assert [str(column.header) for column in table.columns] == [
         "client", "test samples", "ditto (served)", "local (served)", "fedavg (served)",
     ]
     assert cells(table, "client") == ["b \\[x]", "d", "a"]  # a bracket of a name is no markup
@@ -365,7 +366,7 @@ def test_the_largest_error_is_served_worst_and_a_baseline_is_not_shown_twice() -
     table = served_worst(runs)
     assert table is not None
     assert cells(table, "client") == ["1", "0"]
-    assert [column.header for column in table.columns][2:] == ["local (served)", "fedavg (served)"]
+    assert [str(column.header) for column in table.columns][2:] == ["local (served)", "fedavg (served)"]
     assert cells(table, "fedavg (served)") == ["6.000", "5.000"]
 
 
@@ -469,7 +470,7 @@ def test_losses_of_two_names_cannot_be_compared() -> None:
 def test_clients_without_a_value_are_counted_where_the_answer_is_read():
     """Client 1 of three has one class of test samples, of which there is no AUROC: means are over the other two."""
     results = decided(Scale("auroc", "AUROC", True, True), {"local": [0.9, np.nan, 0.7], "fedavg": [0.8, np.nan, 0.8]})
-    said = "1 client has no AUROC on test data and is left out of every number."
+    said = "1 client has no AUROC on test data and is left out of its numbers."
     assert said in verdict(results).splitlines()
     assert said in answer(results)["caveat"]
     assert {(line.left_out, round(line.mean, 9)) for line in rows(results)} == {(1, 0.8)}

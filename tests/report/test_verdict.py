@@ -10,8 +10,9 @@ import coterie
 from coterie.contract.metric import Scale
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.metrics.accuracy import Accuracy
+from coterie.metrics.regression import MSE
 from coterie.models import model
-from coterie.report.verdict import answer, verdict
+from coterie.report.verdict import answer, difference, verdict
 from coterie.running.folder import Folder
 from coterie.running.result import Result
 from coterie.running.untrained import constant, constant_by, known_and_scored, label_counts, level
@@ -144,6 +145,22 @@ def test_a_real_run_with_a_learning_rate_far_too_high(sites, tmp_path):
         assert verdict([one]).startswith(("No stage does better", "No stage learned", "Every stage diverged"))
 
 
+@pytest.mark.parametrize("scale", [True, False])
+def test_who_scaled_the_inputs_is_not_told_to_scale_them(tmp_path, scale):
+    """Labels that nothing explains, 4 of 5 alike, and a learning rate that moves nothing: no model is better than the
+    most frequent class. Of the two usual reasons, one is out of the question for a table with scale=true."""
+    rng = np.random.default_rng(0)
+    rows = "\n".join(f"{rng.normal():.3f},{'ns'[k % 2]},{k // 2 % 5 // 4}" for k in range(100))
+    (tmp_path / "t.csv").write_text(f"a,site,label\n{rows}\n")
+    asked = {"data": f"{tmp_path / 't.csv'}:client=site,scale={str(scale).lower()}", "methods": ["local", "fedavg"],
+             "model": "linear", "training": {"rounds": 1, "lr": 1e-9}}
+    runs = coterie.experiment(asked).run(folder=tmp_path / "kept")
+    for found in (runs, [Folder(run.folder).result() for run in runs], coterie.experiment(asked).run()):
+        said = " ".join(answer(found)["warnings"])
+        assert ("Change the learning rate, or allow more rounds." in said) is scale
+        assert ("Scale the inputs or change the learning rate." in said) is not scale
+
+
 @pytest.mark.parametrize("metric", ["mse", "mae"])
 @pytest.mark.parametrize("scale", ["true", "false"])
 def test_targets_that_are_all_equal_get_no_advice_on_scaling(tmp_path, metric, scale):
@@ -157,3 +174,14 @@ def test_targets_that_are_all_equal_get_no_advice_on_scaling(tmp_path, metric, s
     assert said.startswith("Every client's test targets are the mean of its training targets, as where all targets are")
     assert "inputs" not in said
     assert answer(runs)["headline"] in said
+
+
+@pytest.mark.parametrize(("a", "b", "apart"), [
+    (3.44e8, 3.43e8, "1.00e+06"),
+    (1.234e5, 1.224e5, "1.00e+03"),  # 1.23e+05 and 1.22e+05, as the table has them
+    (3.44e8, 3.441e8, "0"),  # both are shown as 3.44e+08
+    (99_999.0, 3.0, "99996.000"),
+    (0.5, 0.25, "0.250"),
+])
+def test_a_difference_is_written_as_the_numbers_it_is_of(a, b, apart):
+    assert difference(MSE().scale, a, b) == apart

@@ -10,6 +10,7 @@ from coterie.contract.metric import Scale
 from coterie.errors import CoterieError
 from coterie.evaluation.score import Evaluation, Scores
 from coterie.report import watched
+from coterie.report.contents import told
 from coterie.report.table import rows
 from coterie.running.folder import Folder
 from coterie.running.result import Result
@@ -30,6 +31,18 @@ def test_loss_and_accuracy_alone_are_no_choice():
 def test_whatever_else_was_recorded_is_offered_but_not_what_decides(balanced):
     runs = [run for _, run in balanced]
     assert [scale.name for scale in watched.others(runs)] == ["accuracy", "f1", "brier", "loss"]
+
+
+@pytest.mark.parametrize(("chosen", "named"), [
+    (Scale("loss", "MSE", False), ["mae"]),  # no metric was asked for, and mse watched
+    (Scale("mse", "MSE", False), ["mae"]),  # mse was asked for, and the loss is recorded in any case
+    (Scale("mae", "MAE", False), ["mse"]),
+])
+def test_the_squared_error_has_one_column_whatever_it_was_asked_for_as(chosen, named, monkeypatch):
+    """mse is the loss of a regression: two columns called MSE would hold the same numbers."""
+    monkeypatch.setattr(watched, "LOSS", Scale("loss", "MSE", False))
+    runs = [result({"loss": [1, 2], "mse": [1, 2], "mae": [1, 1]}, chosen)]
+    assert [scale.name for scale in watched.others(runs)] == named
 
 
 def test_how_a_metric_is_read_is_what_the_run_said(balanced):
@@ -75,6 +88,32 @@ def test_the_table_has_mean_and_worst_client_of_every_other_metric(balanced):
     assert str(table.caption) == "accuracy, macro F1: higher is better. Brier score, cross entropy: lower is better."
 
 
+def test_clients_without_a_watched_value_are_counted_beside_it():
+    """Of three clients the first has one class of test samples, and so no AUROC: its mean is that of the other two. All
+    of them have a loss, and a metric that a method did not record is no matter of clients."""
+    ids, values = np.arange(3), {"mine": np.ones(3), "auroc": np.array([np.nan, 0.5, 1]), "loss": np.ones(3)}
+    scores = Scores(ids, ids + 5, ids, values, values, Scale("mine", "mine", True))
+    one = Result("local", 0, (Evaluation(0, {"served": scores, "adapted": scores}),))
+    table = watched.table([one])
+    assert [str(cell) for cell in table.columns[2].cells] == ["75.0 (50.0)"] * 2
+    said = "1 client has no AUROC on test data and is left out of its numbers."
+    assert str(table.caption).splitlines()[1:] == [said]
+
+
+def test_the_page_says_so_too(balanced):
+    """Client 0 has no Brier score; what is not there of a single class is that client's mix of labels, and not said."""
+    def without(scores):
+        gone = np.where(np.arange(len(scores.clients)) == 0, np.nan, scores.test["brier"])
+        return replace(scores, test={**scores.test, "brier": gone, "recall[ill]": gone})
+
+    read = [(folder, replace(run, history=tuple(
+        replace(e, stages={stage: without(scores) for stage, scores in e.stages.items()}) for e in run.history
+    ))) for folder, run in balanced]
+    notes = told(read, [balanced[0][0].path])["notes"]
+    said = "1 client has no Brier score on test data and is left out of its numbers."
+    assert [note for note in notes if "left out of its numbers" in note] == [said]
+
+
 def test_another_metric_is_seen_at_the_rounds_that_the_chosen_one_chose(balanced):
     lines = rows([run for _, run in balanced], scale=BRIER)
     assert {line.rounds for line in lines} == {(4, 4)}
@@ -85,7 +124,7 @@ def test_metrics_of_one_class_are_left_to_the_page():
     chosen = Scale("mine", "mine", True)
     run = result({"mine": [1, 1], "accuracy[cat]": [1, 0]}, chosen)
     assert [scale.title for scale in watched.others([run])] == ["loss", "accuracy of cat"]
-    assert [column.header for column in watched.table([run]).columns] == ["method", "stage", "loss"]
+    assert [str(column.header) for column in watched.table([run]).columns] == ["method", "stage", "loss"]
 
 
 def test_a_bound_is_no_metric_and_classes_come_last():
@@ -99,3 +138,4 @@ def test_a_method_without_the_metric_has_no_value_of_it():
     other = replace(result({"mine": [1, 1]}, Scale("mine", "mine", True)), method="fedavg")
     table = watched.table([one, other])
     assert [str(cell) for cell in list(table.columns[2].cells)[:2]] == ["0.500 (0.000)", "- (-)"]
+    assert "left out" not in str(table.caption)

@@ -217,6 +217,22 @@ def test_large_is_more_than_a_hundred_models_and_16_mib():
     assert chosen.keeps({"own.row": torch.zeros(1000, 4000)}, row[:4000], private=False) == "both"  # less than 16 MiB
 
 
+@pytest.mark.long
+def test_at_10_000_clients_the_states_on_disk_at_most_double(tmp_path):
+    """A thousand models are many, however small one is: of the two chosen rounds one is kept beside the last."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(10_000, 8, 3, generator=draw)
+    y = ((x[..., 0] + 0.5 * torch.randn(10_000, 8, generator=draw)) > 0).long()
+    data = coterie.Federation.from_clients([(x[i], y[i]) for i in range(10_000)], classes=2, val=0.25)
+    place = tmp_path / "run"
+    result = coterie.run("ditto", lambda: nn.Linear(3, 2), data, folder=place, rounds=5, lr=0.5, participation=0.1,
+                         evaluate_every=1, batch=4)
+    sizes = {path.name: path.stat().st_size for path in place.glob("*.safetensors")}
+    assert sizes["checkpoint.safetensors"] > 10_000 * 8 * 4  # a model for every client
+    assert sum(sizes.values()) < 2.01 * sizes["checkpoint.safetensors"]
+    assert result.handed_out("served").round == result.round_of("served")
+
+
 @pytest.mark.parametrize("placed", [True, False])
 def test_with_privacy_the_last_round_is_handed_out(data, tmp_path, placed):
     """Which round was best is known from scores that no noise protects; the model of that round would tell it."""

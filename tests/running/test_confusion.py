@@ -128,6 +128,7 @@ def test_config_says_how_the_metrics_are_read(finished):
     config = Folder(finished[1]).config()
     assert config["metrics"]["chosen"] == {
         "name": "balanced_accuracy", "title": "balanced accuracy", "higher": True, "percent": True,
+        "by_median": False,
     }
     assert [one["name"] for one in config["metrics"]["watched"]] == ["recall", "auroc"]
     assert config["training"]["metric"] == "balanced_accuracy"

@@ -8,12 +8,12 @@ import pytest
 from commands import exit_code
 
 import coterie
-from coterie import files
 from coterie.errors import CoterieError
 from coterie.running.experiment import experiment, read_experiment
 from coterie.running.runs import run
 from coterie.running.saved import Saved
 from coterie.running.simulation import Simulation
+from coterie.trust import code
 
 TOML = """
 data = "digits"
@@ -194,22 +194,27 @@ def regressing(tmp_path):
     return tmp_path
 
 
+def copy_of_loss(regressing):
+    (copy,) = (regressing / "out" / "code").glob("*/mine.py")
+    return copy
+
+
 def scored(results):
     return results[0].at("served").test["loss"]
 
 
 def test_a_loss_beside_its_file_trains_and_is_called_by_its_name(regressing):
     """The rows are those of `run(..., loss=huber)`, and not those of the squared error; config.json has the name."""
-    made = experiment(regressing / "file.toml")
+    made = experiment(regressing / "file.toml", trust=True)
     assert made.loss == f"{regressing / 'mine.py'}:huber"
     found = made.run(regressing / "out")
     config = json.loads((regressing / "out" / "config.json").read_text())
     assert config["loss"] == "huber"
     record = json.loads((regressing / "out" / "experiment.json").read_text())
     assert record["experiment"]["loss"] == f"{regressing / 'mine.py'}:huber"
-    assert (regressing / "out" / "loss.py").read_text() == HUBER
+    assert copy_of_loss(regressing).read_text() == HUBER
     federation = made.federation()
-    module = vars(files.module(regressing / "mine.py", "huber"))
+    module = vars(code.module(regressing / "mine.py", "huber"))
     same = run("fedavg", made.factory(federation), federation, rounds=3, device="cpu", loss=module["huber"])
     np.testing.assert_array_equal(scored(found), same.at("served").test["loss"])
     other = replace(made, loss="").run(regressing / "plain")
@@ -219,25 +224,24 @@ def test_a_loss_beside_its_file_trains_and_is_called_by_its_name(regressing):
 
 def test_a_run_goes_on_with_its_copy_of_the_loss(regressing):
     """The file is gone: resuming, handing out and exporting take the copy that the run made, and say so."""
-    made = experiment(regressing / "file.toml")
+    made = experiment(regressing / "file.toml", trust=True)
     made.run(regressing / "out")
     (regressing / "mine.py").unlink()
     again, single, note = read_experiment(regressing / "out")
-    assert again.loss == f"{regressing / 'out' / 'loss.py'}:huber"
-    assert "the loss's file" in note
-    assert "is gone; the run goes on with its copy" in note
+    assert again.loss == f"{copy_of_loss(regressing)}:huber"
+    assert "mine.py is gone; the run goes on with its copy" in note
     again.prepare(again.federation(), regressing / "out", single, resume=True)
     saved = Saved.open(regressing / "out")
     assert saved.loss().__name__ == "huber"
     assert saved.simulation().engine.net.task.name == "huber"
-    (regressing / "out" / "loss.py").write_text("")
-    with pytest.raises(CoterieError, match=r"the loss's file .* is gone, and .* is not the copy the run made of it"):
+    copy_of_loss(regressing).write_text("")
+    with pytest.raises(CoterieError, match=r"mine.py is gone, and .* is not the copy the run made of it"):
         read_experiment(regressing / "out")
 
 
 def test_a_run_from_python_asks_for_the_file_of_its_loss(regressing):
     """Its folder holds the loss's name alone: another one, or the squared error, would train something else."""
-    made = experiment(regressing / "file.toml")
+    made = experiment(regressing / "file.toml", trust=True)
     federation = made.federation()
 
     def huber(outputs, y):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,15 +10,16 @@ import pytest
 import torch
 
 from coterie import registry
-from coterie.aggregators.private import Private
-from coterie.contract.method import Method, aggregate
+from coterie.aggregators.private import SLACK, Private
+from coterie.contract.method import Method, Uploads, aggregate
 from coterie.contract.records import Model, Upload
 from coterie.errors import CoterieError
 from coterie.methods.fedavg import FedAvg
 from coterie.privacy import account
-from coterie.privacy.noise import normal
+from coterie.privacy.noise import SECRET, Streams
 from coterie.report.table import comparison, markdown, rows
-from coterie.running import runs
+from coterie.running import checkpoint, runs
+from coterie.running.folder import Folder
 from coterie.running.guard import Guard
 
 FEW = "fedfew:weigh=client,scale=false"
@@ -33,8 +35,8 @@ def test_a_round_by_hand(tiny):
     for client in range(sim.population):
         steps = tiny.steps_of(len(sim.federation.client(client, "train")[0]), 3)
         moves.append(tiny.sgd(sim, client, sim.init.row, steps)[0] - sim.init.row)
-    clipped = [move * min(1, 0.05 / float(move.norm())) for move in moves]
-    noise = 0.3 * 0.05 * normal(4, 0, "sum", sim.layout.size)
+    clipped = [move * min(1, 0.05 * (1 - SLACK) / float(move.norm())) for move in moves]
+    noise = 0.3 * 0.05 * Streams(4).normal(0, "sum", sim.layout.size)
     before = sim.server.state.row.clone()
     report = sim.round().report
     torch.testing.assert_close(sim.server.state.row, before + 0.5 * (sum(clipped) + noise) / 4, rtol=1e-10, atol=1e-12)
@@ -155,7 +157,9 @@ def test_poisson_with_everybody(tiny):
 REFUSED = {
     "cfl": "introduce themselves by 'moves'", "cwfedavg": "introduce themselves by 'mix'",
     "feddyn": "takes more from the updates than their mean", "fedfew": "uploads 'loss'.*use fedfew:weigh=client",
-    "fedmtl": "takes more from the updates than their mean", "fednh": "uploads 'counts' and 'means'",
+    "fedmtl": "takes more from the updates than their mean",
+    "flexlora": "takes more from the updates than their mean",
+    "lorafair": "takes more from the updates than their mean", "fednh": "uploads 'counts' and 'means'",
     "fedpac": "introduce themselves by 'H'", "fedsoft": "uploads 'offset' and 'u'",
     "fesem": "introduce themselves by 'cluster'", "ifca": "uploads 'choice'",
     "pacfl": "introduce themselves by 'basis'", "scaffold": "uploads 'control'",
@@ -257,6 +261,115 @@ def test_the_budget(tiny):
     tiny.same(tiny.state(sim), before)
     with pytest.raises(CoterieError, match=r"budget of 0\.1; set private's sigma="):
         tiny.simulation("fedavg+private:epsilon=0.1", rounds=20, **options)
+
+
+# -- noise of a run ----------------------------------------------------------------------------------------------------
+
+GOOD = "6f1d2b8c94e07a35b1c8f02d7e6a49530c9d1b7f8a2e4c6d"
+KEPT = {"rounds": 5, "evaluate_every": 1, "checkpoint_every": 10, "device": "cpu", "sampling": "poisson",
+        "participation": 0.5}
+
+
+def losses(result):
+    return {e.round: e.stages["served"].test["loss"].tolist() for e in result.history}
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_killed_run_has_the_same_noise_again(tiny, tmp_path, monkeypatch, at):
+    """Also where it is killed before the first checkpoint that was asked for: the nonce is on the disk before the
+    first round. Rounds that are repeated are the same to the last bit, as the clients' losses show; two copies go on
+    to the same end, and a new run to another."""
+    monkeypatch.setenv(SECRET, GOOD)
+    data, spec = tiny.federation(sizes=(4, 3, 2, 3, 5), val=(1,), test=(2,)), "fedavg+private:sigma=2,clip=0.1"
+
+    class Killed(BaseException):
+        """Nothing in the library waits for it."""
+
+    def kill(progress):
+        if progress.record is not None and progress.record["round"] == at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        runs.run(spec, tiny.mlp, data, folder=tmp_path / "run", watch=kill, **KEPT)
+    first = {e.round: e.stages["served"].test["loss"].tolist() for e in Folder(tmp_path / "run").history()}
+    assert max(first) >= at
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    one, other = (runs.run(spec, tiny.mlp, data, folder=tmp_path / name, resume=True, **KEPT)
+                  for name in ("run", "copy"))
+    assert losses(one) == losses(other)
+    assert {t: losses(one)[t] for t in first} == first
+    assert checkpoint.digest(checkpoint.load(one.folder / "checkpoint.safetensors")[0]) == checkpoint.digest(
+        checkpoint.load(other.folder / "checkpoint.safetensors")[0])
+    fresh = runs.run(spec, tiny.mlp, data, **KEPT)
+    assert losses(fresh)[0] == losses(one)[0]
+    assert losses(fresh)[5] != losses(one)[5]
+
+
+def test_another_secret_or_none_ends_a_resume_before_anything_is_touched(tiny, tmp_path, monkeypatch):
+    """The records stay as they are, lines after the checkpoint too; the secret is nowhere in the folder. Reading the
+    run needs no secret."""
+    data, run = tiny.federation(sizes=(4, 3, 2, 3, 5), val=(1,), test=(2,)), tmp_path / "run"
+    monkeypatch.setenv(SECRET, GOOD)
+    runs.run("fedavg+private:sigma=2", tiny.mlp, data, folder=run, **{**KEPT, "rounds": 3})
+    (run / "result.json").unlink()
+    tensors, meta = checkpoint.load(run / "checkpoint.safetensors")
+    checkpoint.save(run / "checkpoint.safetensors", tensors, {**meta, "round": 2})
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("{")
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    assert all(GOOD.encode() not in content for content in before.values())
+
+    def refused(said, **environment):
+        for name, value in environment.items():
+            monkeypatch.delenv(name, raising=False)
+            if value is not None:
+                monkeypatch.setenv(name, value)
+        with pytest.raises(CoterieError, match=said):
+            runs.run("fedavg+private:sigma=2", tiny.mlp, data, folder=run, resume=True, **{**KEPT, "rounds": 3})
+        assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+    refused("is not the secret that the run began with", **{SECRET: GOOD[::-1]})
+    refused("set COTERIE_SECRET to it", **{SECRET: None})
+    refused("could be guessed", **{SECRET: "test"})
+    monkeypatch.delenv(SECRET)
+    assert len(Folder(run).result().rounds) == 3
+    checkpoint.save(run / "checkpoint.safetensors", tensors, {k: v for k, v in meta.items() if k != "privacy"} | {
+        "round": 2})
+    before["checkpoint.safetensors"] = (run / "checkpoint.safetensors").read_bytes()
+    refused("begun by an earlier version, whose noise was named otherwise")
+    for damaged in ("text", {"nonce": "1"}, None):
+        checkpoint.save(run / "checkpoint.safetensors", tensors, {**meta, "round": 2, "privacy": damaged})
+        before["checkpoint.safetensors"] = (run / "checkpoint.safetensors").read_bytes()
+        refused("does not say what names the run's noise")
+
+
+def test_a_weak_secret_is_refused_before_a_folder_is_made(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv(SECRET, "test")
+    with pytest.raises(CoterieError, match="could be guessed; make a random one: python -c"):
+        runs.run("fedavg+private", tiny.mlp, tiny.federation(), folder=tmp_path / "run", rounds=1)
+    assert not (tmp_path / "run").exists()
+    runs.run("fedavg", tiny.mlp, tiny.federation(), rounds=1, device="cpu")  # without privacy it means nothing
+
+
+# -- one update a client -----------------------------------------------------------------------------------------------
+
+
+def test_fifty_rows_of_one_client_are_no_fifty_clients(tiny):
+    """Each would be clipped by itself, and the client would move the sum by 50 C. Nor is one client there twice."""
+    sim = tiny.simulation("fedavg+private:clip=0.1")
+    before = sim.server.state.row.clone()
+    ones = torch.ones(50, sim.layout.size, dtype=torch.float64)
+
+    def merge(updates, ids):
+        n = torch.ones(len(ids), dtype=torch.int64)
+        sim.server.merge(Uploads({"update": updates}, torch.tensor(ids), n, n.double(), 4, 0, sim.layout))
+
+    for updates, ids, said in ((ones, [2], "given 50 from 1 client"), (ones[:3], [0, 1], "given 3 from 2 clients"),
+                               (ones[:2], [1, 1], "given 2 from 1 client"), (ones[:1], [0, 1], "given 1 from 2")):
+        with pytest.raises(CoterieError, match=f"one update from each client, and was {said}"):
+            merge(updates, ids)
+    assert torch.equal(sim.server.state.row, before)
+    merge(ones[:2], [0, 1])
 
 
 def test_clients_are_never_mixed_without_the_guard(tiny):

@@ -17,8 +17,9 @@ from coterie.evaluation.score import Evaluation, Scores
 from coterie.evaluation.summary import chosen_round, summarise
 from coterie.models import model
 from coterie.report.table import comparison, markdown, rows, to_csv
-from coterie.report.verdict import answer, verdict
+from coterie.report.verdict import answer, served_worst, verdict
 from coterie.running.folder import Folder
+from coterie.running.outcome import outcome
 from coterie.running.result import Result
 
 ACCURACY = Scale("accuracy", "accuracy", higher=True, percent=True)
@@ -124,6 +125,63 @@ def test_round_0_is_never_best_without_a_word():
     assert "did best at round 0 on validation data" in adapted.why
 
 
+def test_a_run_of_which_only_round_0_was_evaluated_has_not_learned_nothing():
+    """It has not begun: nobody knows what its rounds teach, and round 0 was best of one. A finished run of 0 rounds is
+    called by its numbers, as before."""
+    runs = [result("local", ([0.6, 0.6], 0.5), ([0.8, 0.8], 0.3)), result("fedavg", ([0.6, 0.6], 0.5))]
+    assert "learned nothing" in verdict(runs)
+    runs[1] = replace(runs[1], finished=False)
+    said = verdict(runs)
+    assert "learned nothing" not in said
+    assert "taught nothing" not in said  # of FedAvg + fine-tune, which round 0 has trained
+    assert "fedavg (served) and fedavg + fine-tune did no round of training so far: only round 0 was evaluated." in said
+    assert {line.outcome for line in rows(runs) if line.method == "fedavg"} == {"not finished"}
+    assert "…: not finished; not ranked." in markdown(runs)
+    alone = verdict([runs[1]])
+    assert "learned nothing" not in alone
+    assert "only round 0 was evaluated" in alone
+
+
+def test_runs_at_different_rounds_name_no_winner_while_one_goes_on():
+    """FedAvg leads at round 1 and might at round 2: Local has two rounds behind it. Nobody is best, nothing is bold."""
+    start, one, two = ([0.5, 0.5], 0.7), ([0.7, 0.8], 0.4), ([0.6, 0.7], 0.5)
+    ahead = result("local", start, two, two)
+    behind = replace(result("fedavg", start, one), finished=False)
+    for runs in ([ahead, behind], [replace(ahead, finished=False), behind]):
+        said = verdict(runs)
+        assert "Runs are not finished and stand at different rounds, or at none, so none is best yet." in said
+        assert "fedavg (served) and fedavg + fine-tune reached round 1 so far, and others round 2." in said
+        assert "is best with" not in said
+        assert "**" not in markdown(runs).replace("**served**", "").replace("**adapted**", "")
+        assert answer(runs)["headline"].endswith("so none is best yet.")
+        assert answer(runs)["sentences"] == []
+        assert served_worst(runs) is None
+    assert "is best with" in verdict([ahead, replace(behind, finished=True)]), "patience may end a run earlier"
+    level = [replace(result(name, start, one), finished=False) for name in ("local", "fedavg")]
+    assert "2 runs are not finished; the numbers will change." in verdict(level)
+    assert "is best with" in verdict(level), "at the same round, runs may be compared"
+
+
+def test_in_how_many_seeds_a_run_is_behind_is_said():
+    start, one = ([0.5, 0.5], 0.7), ([0.7, 0.8], 0.4)
+    runs = [result("fedavg", start, one, seed=0), replace(result("fedavg", start, seed=1), finished=False)]
+    assert outcome(runs, "served").words == (
+        "did no round of training so far in 1 of 2 seeds: only round 0 was evaluated")
+
+
+def test_in_how_many_seeds_the_rounds_taught_nothing_is_said():
+    """Adapted, seed 0 is best after local training alone (60 %) and seed 1 after a round more (80 %)."""
+    start, worse, better = ([0.6, 0.6], 0.5), ([0.5, 0.5], 0.6), ([0.8, 0.8], 0.3)
+    for ends, said in (
+        ((worse, better), "did best at round 0 on validation data in 1 of 2 seeds"),
+        ((worse, worse), "did best at round 0 on validation data in 2 of 2 seeds: the rounds taught nothing that local "
+                         "training alone did not"),
+        ((better, better), ""),
+    ):
+        runs = [result("fedavg", start, end, seed=seed) for seed, end in enumerate(ends)]
+        assert outcome(runs, "adapted").words == said
+
+
 def test_one_diverged_seed_of_three_is_said():
     fine, broken = ([0.9, 0.9], 0.1), ([0.9, 0.9], [0.1, np.inf])
     start = ([0.5, 0.5], 0.7)
@@ -189,7 +247,7 @@ def test_a_regression_that_diverged_names_no_winner(tmp_path, monkeypatch, capsy
         assert {line["outcome"] for line in csv.DictReader(file)} == {"diverged"}
     shown = in_process_shown(["show", str(tmp_path / "out")], monkeypatch, capsys).out
     assert "Every method diverged, so none is best." in shown
-    assert comparison(results).caption.endswith("✗: diverged; not ranked.")
+    assert str(comparison(results).caption).endswith("✗: diverged; not ranked.")
     read = [Folder(run.folder).result() for run in results]
     assert [line.outcome for line in rows(read)] == [line.outcome for line in rows(results)]
 

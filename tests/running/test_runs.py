@@ -152,6 +152,19 @@ def test_a_file_size_limit_leaves_the_previous_checkpoint(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.safetensors"]
 
 
+def test_a_comparison_whose_last_method_cannot_draw_its_models_ends_before_its_first_round():
+    """Not after the hours that the others take."""
+
+    def fixed():
+        torch.manual_seed(0)
+        return model()
+
+    federation, told = coterie.Federation.from_clients(clients()), []
+    with pytest.raises(CoterieError, match="3 models are to be drawn independently"):
+        coterie.compare(["fedavg", "ifca"], fixed, federation, rounds=1, device="cpu", watch=told.append)
+    assert not told
+
+
 def test_early_stopping_ends_at_the_patience_and_reports_the_best_round():
     """Full-batch regression on noise overfits: after the best validation score come exactly `patience` evaluations."""
     rng = np.random.default_rng(3)

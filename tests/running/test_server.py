@@ -53,6 +53,46 @@ def test_it_refuses_what_cannot_run_before_anything_is_started(tiny, method, sai
         Server.refuse_early(chosen, 4, sim.layout, sim.training)
 
 
+@pytest.mark.parametrize("plug", ["mean", "mgda", "confree", "fedmgdaplus"])
+@pytest.mark.parametrize("counts", [False, True])
+def test_clients_count_by_their_samples(tiny, plug, counts):
+    """7, 12, 1 and 5 of 25, to the last bit."""
+    server, _ = started(tiny, f"fedavg+{plug}", counts=counts)
+    n, share = server.weighed(torch.tensor([7, 12, 1, 5]))
+    assert n.tolist() == [7, 12, 1, 5]
+    assert share.tolist() == [7 / 25, 12 / 25, 1 / 25, 5 / 25]
+
+
+@pytest.mark.parametrize("plug", ["median", "trimmedmean:trim=0.3", "geometricmedian", "normclip", "krum:faulty=0"])
+def test_with_a_robust_aggregator_what_clients_say_of_their_samples_does_not_count(tiny, plug):
+    """The lower median of 7, 10^12, 1 and 5 is 5, which stands for everybody's; with counts=true none has more than
+    three times that, so a client that says 10^12 has 15 of 28 and not all."""
+    server, _ = started(tiny, f"fedavg+{plug}")
+    said = torch.tensor([7, 10**12, 1, 5])
+    n, share = server.weighed(said)
+    assert n.tolist() == [5, 5, 5, 5]
+    assert share.tolist() == [0.25] * 4
+    server, _ = started(tiny, f"fedavg+{plug}", counts=True)
+    n, share = server.weighed(said)
+    assert n.tolist() == [7, 15, 1, 5]
+    assert share.tolist() == [7 / 28, 15 / 28, 1 / 28, 5 / 28]
+    assert server.weighed(said[:0])[1].tolist() == []
+
+
+def test_the_shares_of_a_run_are_those(tiny):
+    """Both engines ask the server: a run with the median counts alike, and clusters and mixtures do, too."""
+    seen = {}
+    for spec, counts in (("ifca:models=2+median", False), ("ifca:models=2+median", True), ("ifca:models=2", False)):
+        sim = tiny.simulation(spec, counts=counts)
+        sim.server.merge = lambda up, key=(spec, counts): seen.setdefault(key, up) and {}
+        sim.round()
+        up = seen[spec, counts]
+        together = up.share_in(torch.zeros(4, dtype=torch.int64), 2)[:, 0]
+        torch.testing.assert_close(together, up.share, rtol=0, atol=1e-15)
+    shares = [[round(25 * value, 9) for value in up.share.tolist()] for up in seen.values()]
+    assert shares == [[6.25] * 4, [7.0, 12.0, 1.0, 5.0], [7.0, 12.0, 1.0, 5.0]]
+
+
 def test_a_merge_is_the_methods(tiny):
     """Everybody moved by 1, so FedAvg's server moves by 1, whatever the shares."""
     server, sim = started(tiny)
@@ -122,7 +162,8 @@ def test_a_checkpoint_is_enough(tiny, tmp_path, method):
     ids = torch.arange(4)
     same(server.payload(ids), sim.server.payload(ids))
     assert checkpoint.digest(server.tensors()) == checkpoint.digest(sim.server.tensors())
-    assert server.meta() == sim.server.meta() == {name: meta[name] for name in ("server", "layout")}
+    names = ("server", "layout", *(["privacy"] if sim.server.guard is not None else []))
+    assert server.meta() == sim.server.meta() == {name: meta[name] for name in names}
     if server.guard is not None:
         assert server.guard.clip == sim.server.guard.clip != server.guard.plan.clip
 
@@ -233,3 +274,16 @@ class Kept(FedAvg):
 
     def merge(self, server, up):
         return Renamed(server.rows + self.aggregate(up.update, up.share, up.layout))
+
+
+@pytest.mark.parametrize(("method", "options", "said"), [
+    ("ditto:personal_lr=0.1", {"schedule": "decay"}, "ditto: schedule=decay changes the run's learning rate alone; "
+                                                     "personal_lr stays the same in every round."),
+    ("perfedavg:alpha=0.1,beta=0.1", {"warmup": 1}, "perfedavg: warmup changes the run's learning rate alone; "
+                                                    "alpha and beta stay the same in every round."),
+    ("ditto:personal_lr=0.1", {}, None), ("ditto", {"schedule": "cosine"}, None),
+])
+def test_rates_of_a_method_that_no_schedule_reaches_are_said(tiny, method, options, said):
+    """An own rate that is given is one number for all rounds; one that is not given is the run's, schedule and all."""
+    sim = tiny.simulation(method, **options)
+    assert Server.notes(sim.method, sim.layout, sim.training) == ([] if said is None else [said])

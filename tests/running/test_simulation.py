@@ -248,6 +248,42 @@ def test_a_client_without_statistics_of_its_own_estimates_them(tiny, engine):
     assert sim.evaluate().stages["unseen_served"].steps.tolist() == [0]
 
 
+def test_a_client_chooses_its_first_model_with_statistics_of_its_own(tiny):
+    """buffers=local, IFCA: whoever takes part for the first time after round 0 trains the model that it was served, the
+    one of least loss with its own statistics; with those of the start the losses would be of models nobody uses."""
+    data = tiny.federation(sizes=(7, 12, 4, 5, 8, 9), val=(0,))
+    sim = tiny.simulation("ifca:models=2", "bn", data=data, buffers="local", participation=0.34)
+    merge, first, seen = sim.server.merge, 0, set()
+
+    def noted(up):
+        uploads.append(up)
+        return merge(up)
+
+    for t in range(12):
+        served = {int(i): sim.layout.cut(sim.row(int(i)), "parameters") for i in sim.selected(t)}
+        models, uploads = sim.layout.cut(sim.server.state.rows, "parameters"), []
+        sim.server.merge = noted
+        sim.round()
+        if t:
+            for client, choice in zip(uploads[0].ids.tolist(), uploads[0].choice.tolist()):
+                assert torch.equal(served[client], models[choice])
+                first += client not in seen
+        seen |= served.keys()
+    assert first >= 3  # or nothing was tried
+
+
+@pytest.mark.parametrize("method", ["ifca:models=2", "fedfew:models=2", "fesem:models=2"])
+def test_few_models_are_scored_with_the_statistics_that_clients_have(tiny, method):
+    """buffers=local: of the model that a client uses, the report's matrix tells what the table does."""
+    data = tiny.federation(sizes=(7, 12, 4, 5, 8))
+    sim = tiny.simulation(method, "bn", data=data, buffers="local", participation=0.6)
+    for _ in range(3):
+        sim.round()
+    found, table = sim.models(), sim.evaluate().stages["served"].test["accuracy"]
+    own = [row[choice] for row, choice in zip(found["test"], found["choice"])]
+    np.testing.assert_allclose(own, table, atol=1e-4)  # the matrix is kept with a few digits
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedfew:models=2", "ditto", "fedfomo", "scaffold"])
 def test_an_unseen_client_is_not_scored_with_untrained_statistics(tiny, method):
     """Inputs far from 0 and wide: under the statistics of the start, mean 0 and variance 1, the trained model says
@@ -325,7 +361,7 @@ def test_bytes_are_counted(tiny, method, down, up):
 
 def test_a_snapshot_of_other_data_or_another_model_is_refused(tiny):
     tensors, meta = tiny.simulation().snapshot()
-    with pytest.raises(CoterieError, match="other data"):
+    with pytest.raises(CoterieError, match="not those that the run began with"):
         tiny.simulation(data=tiny.federation(seed=9)).restore(tensors, meta)
     with pytest.raises(CoterieError, match="another model"):
         tiny.simulation(model="linear").restore(tensors, meta)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import pytest
 import torch
+from commands import as_before
 from rich.console import Console
 from torch import nn
 
@@ -292,9 +293,7 @@ def test_the_former_name_of_the_option_is_still_read(tmp_path):
     assert build(Training, {"join": "off", "lr": 0.1}, "training") == Training(together="off", lr=0.1)
     compared(["fedavg"], tmp_path, together="on", seeds=1, rounds=1)
     path = tmp_path / "fedavg" / "seed0" / "config.json"
-    config = json.loads(path.read_text())
-    config["training"]["join"] = config["training"].pop("together")
-    path.write_text(json.dumps(config))
+    as_before(path, lambda config: config["training"].update(join=config["training"].pop("together")))
     assert Saved.open(path.parent).spec.training.together == "on"
 
 

@@ -7,7 +7,7 @@ import torch
 from coterie.contract.net import cross_entropy, squared_error
 from coterie.evaluation.score import loss_scale
 from coterie.metrics.accuracy import Accuracy
-from coterie.serving.estimate import ConstantScore, Estimate, constant_answer, drift
+from coterie.serving.estimate import ConstantScore, Estimate, constant_answer, drift, renaming
 
 
 def test_drift_is_what_samples_of_a_fold_have_in_common():
@@ -41,7 +41,9 @@ def test_a_constant_answer_by_hand():
     (Accuracy().scale, 0.2, 0.5, "does better: accuracy 50.0 % against 20.0 %"),
     (Accuracy().scale, 0.5, 0.5, "does as well: accuracy 50.0 % against 50.0 %"),
     (Accuracy().scale, 0.6, 0.5, ""),
-    (Accuracy().scale, 1.0, 1.0, ""),  # of one class: nothing could be better
+    # whoever holds a single class or number is right without a model, and nothing could be better
+    (Accuracy().scale, 1.0, 1.0, "All its labels are one class: always answering that would be right as often"),
+    (loss_scale(0, "huber"), 0.0, 0.0, "All its numbers to predict are the same"),
     (Accuracy().scale, 0.9, 1.0, "does better"),
     (loss_scale(0, "huber"), 3.0, 1.0, "does better: huber 1.000 against 3.000"),
     (loss_scale(0, "huber"), float("inf"), 1.0, "does better"),
@@ -52,3 +54,26 @@ def test_what_is_said_beside_a_constant_answer(scale, value, constant, said):
     found = ConstantScore("its mean", constant).beside(Estimate(scale, value, (0, 1), 1, (0, 1), 10, 10, 0.0))
     assert said in found
     assert bool(found) == bool(said)
+
+
+SWAPPED, RNG = np.array([0, 0, 1, 1] * 10), np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(("answers", "labels", "right", "renamed"), [
+    (1 - SWAPPED, SWAPPED, 0, 40),  # 'yes' where the run says 'no'
+    (np.where(np.arange(60) % 3 == 2, 2, 1 - np.arange(60) % 3), np.arange(60) % 3, 20, 60),  # the third class stays
+    (SWAPPED, SWAPPED, None, None),  # right as it is
+    (np.ones(40, int), np.repeat([0, 1], [30, 10]), None, None),  # answers nothing else: no name makes it a model
+    (np.where(SWAPPED, 1, RNG.random(40) < 0.7).astype(int), np.where(np.arange(40) % 5, 0, SWAPPED), None, None),
+    (7 + SWAPPED, SWAPPED, None, None),  # classes that this client does not have: the run never learned its own
+    (RNG.integers(0, 10, 60), RNG.integers(0, 10, 60), None, None),  # chance: names found on one half fail on the other
+    (1 - SWAPPED[:6], SWAPPED[:6], None, None),  # 6 of 6 may be 54 % (Clopper-Pearson), and a constant has 67
+])
+def test_labels_of_another_meaning_are_told_from_a_bad_model(answers, labels, right, renamed):
+    """The fifth model finds all of class 1 and takes most of the others for it: a threshold, not a name."""
+    found = renaming(answers, labels, np.bincount(labels).max() / len(labels))
+    if right is None:
+        assert found is None
+    else:
+        assert (found.right, found.renamed, found.n) == (right, renamed, len(labels))
+        assert found.names == {0: 1, 1: 0}

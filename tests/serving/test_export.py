@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import exit_code
+from commands import as_before, exit_code
 from safetensors.torch import load_file
 
 import coterie
@@ -183,12 +183,26 @@ def test_parity_is_the_largest_difference_relative_to_the_largest_output():
     (["run", "--client", "2", "-o", "a.pt", "--format", "onx"], "did you mean 'onnx'"),
     (["run", "--client", "2", "-o", "no/a.pt"], "cannot be written"),
     (["run/checkpoint.safetensors", "-o", "a.pt"], "holds no model written by coterie"),
-    (["gone.safetensors", "-o", "a.pt"], "there is no checkpoint gone.safetensors"),
+    (["gone", "--client", "2", "-o", "a.pt"], "there is no run folder or model file gone."),
+    (["gone.safetensors", "-o", "a.pt"], "there is no run folder or model file gone.safetensors"),
 ])
 def test_mistakes_get_a_sentence(run, monkeypatch, capsys, words, sentence):
     code, _, errors = asked(run, monkeypatch, capsys, *words)
     assert (code, sentence in errors) == (2, True), errors
     assert not (run / "a.pt").exists()
+
+
+def test_a_client_s_model_needs_the_data_as_they_were(tmp_path, monkeypatch, capsys):
+    """The run holds its state, and the samples to compare on are read from the file, which lacks a row by now."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{k / 10},{'ab'[k % 2]},{k // 2 % 2}" for k in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["dose,client,label", *rows]) + "\n")
+    words = ["--data", "t.csv", "--model", "linear", "--rounds", 1, "--set", "device=cpu", "--out", "run"]
+    assert exit_code(monkeypatch, "run", "fedavg", *words) == 0
+    (tmp_path / "t.csv").write_text("\n".join(["dose,client,label", *rows[:-1]]) + "\n")
+    code, _, errors = asked(tmp_path, monkeypatch, capsys, "run", "--client", "a", "-o", "a.pt")
+    assert (code, "not those that the run began with; give it those" in errors) == (2, True), errors
+    assert "resume" not in errors
 
 
 def test_without_the_extra_there_is_a_sentence(run, monkeypatch, capsys):
@@ -235,8 +249,7 @@ def test_a_model_with_an_embedding_bag_is_exported(bagged, form, old, monkeypatc
     config = json.loads((bagged / "run" / "config.json").read_text())
     assert config["samples"]["dtype"] == "int64"
     if old:
-        del config["samples"]["dtype"]
-        (bagged / "run" / "config.json").write_text(json.dumps(config))
+        as_before(bagged / "run" / "config.json", lambda values: values["samples"].pop("dtype"))
     path = f"net.{ENDINGS[form]}"
     code, _, errors = asked(bagged, monkeypatch, capsys, "run", "--model", "0", "-o", path)
     assert code == 0, errors
@@ -252,9 +265,7 @@ def test_a_newcomer_without_labels_gets_the_fallback_of_an_embedding_bag(bagged,
     """The fallback is made without the newcomer's samples, of blank ones, which have to be tokens as well. What was
     handed out can be exported from the file alone."""
     if old:
-        config = json.loads((bagged / "run" / "config.json").read_text())
-        del config["samples"]["dtype"]
-        (bagged / "run" / "config.json").write_text(json.dumps(config))
+        as_before(bagged / "run" / "config.json", lambda values: values["samples"].pop("dtype"))
     code = exit_code(monkeypatch, "personalize", "run", "--data", "new.npz", "-o", "new.safetensors")
     assert code == 0, capsys.readouterr().err
     facts = json.loads((bagged / "new.json").read_text())

@@ -13,12 +13,14 @@ from commands import exit_code
 import coterie
 from coterie import cli
 from coterie.data import SPLITS, Federation, digits, partition
+from coterie.errors import CoterieError, NoLabels
 from coterie.flower.job import Job, fresh_id
 from coterie.flower.site import site_at
 from coterie.models import model
 from coterie.running.experiment import Experiment, read_experiment
 from coterie.running.saved import Saved
 from coterie.serving.estimate import cut
+from coterie.serving.newcomer_data import read
 from coterie.serving.newcomers import Desk, personalize
 
 NET = "mlp:hidden=8"
@@ -142,6 +144,88 @@ def test_a_site_follows_the_groups_of_its_file(tmp_path):
     assert held[2]
 
 
+def table_run(folder, monkeypatch, fill=None):
+    """The run of a table whose columns, label and client have names of their own, and whose numbers are scaled."""
+    monkeypatch.chdir(folder)
+    rng = np.random.default_rng(0)
+    lines = [f"{rng.normal(60, 10):.2f},{'mf'[k % 2]},{'ab'[k % 3 % 2]},{('ill', 'well')[k % 5 % 2]}"
+             for k in range(80)]
+    (folder / "t.csv").write_text("\n".join(["age,sex,ward,outcome", *lines]) + "\n")
+    data = f"t.csv:label=outcome,client=ward,scale=true{f',fill={fill}' if fill else ''}"
+    words = ["--data", data, "--model", "linear", "--set", "device=cpu"]
+    assert exit_code(monkeypatch, "run", "fedavg", *words, "--rounds", "1", "--out", "run") == 0
+    return Saved.open("run")
+
+
+NEW = {"ward": ["c"] * 6, "outcome": ["well", "ill"] * 3, "sex": list("fmmfmm"), "age": [50, 55, 60, 65, 70, 75]}
+
+
+def test_a_newcomer_s_table_in_any_form_is_encoded_as_the_run_was(tmp_path, monkeypatch):
+    """One table as csv, as plain text that the user calls a table, and as a Hugging Face data set: the run's mean and
+    deviation of age and its two sexes, and its classes by their names."""
+    from datasets import ClassLabel, Dataset
+
+    saved = table_run(tmp_path, monkeypatch)
+    mean, deviation = saved.spec.encoding["scale"]["age"]
+    columns = {"age": [[(age - mean) / deviation] for age in NEW["age"]],
+               "sex": [[float(sex == word) for word in "fm"] for sex in NEW["sex"]]}
+    x = np.concatenate([columns[name] for name in saved.spec.encoding["columns"]], 1)
+    y = [saved.spec.class_names.index(word) for word in NEW["outcome"]]
+    lines = [",".join(NEW), *(",".join(map(str, row)) for row in zip(*NEW.values(), strict=True))]
+    for name in ("new.csv", "new.dat"):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    plain = Dataset.from_dict(NEW)
+    plain.save_to_disk(str(tmp_path / "plain"))
+    # classes numbered in an order of their own
+    plain.cast_column("outcome", ClassLabel(names=["well", "ill"])).save_to_disk(str(tmp_path / "coded"))
+    for data in ("new.csv", "new.dat:format=table", "plain", "coded"):
+        (found, labels), client, *_ = read(data, None, saved)
+        np.testing.assert_allclose(found.numpy(), x, rtol=1e-5, err_msg=data)
+        assert labels.tolist() == y, data
+        assert client == "c", data
+
+
+def test_a_newcomer_s_data_set_without_the_run_s_label_column_has_no_labels(tmp_path, monkeypatch):
+    """Its own column 'label' means something else: the run predicts 'outcome'."""
+    from datasets import Dataset
+
+    saved = table_run(tmp_path, monkeypatch)
+    Dataset.from_dict({"age": [50.0], "sex": ["f"], "label": [1]}).save_to_disk(str(tmp_path / "none"))
+    with pytest.raises(NoLabels, match="has no column 'outcome', which would hold the labels"):
+        read("none", None, saved)
+    with pytest.raises(CoterieError, match="unknown format 'tabel'"):
+        read("none:format=tabel", None, saved)
+
+
+@pytest.mark.parametrize("form", ["csv", "empty", "few", "hub"])
+def test_a_newcomer_without_labels_is_told_of_gaps_and_units(form, tmp_path, monkeypatch, capsys):
+    """Nothing is trained for it, and still the model takes its numbers: ages in days are 365 times the run's, and a gap
+    among them is filled as the run's were. No column of labels, an empty one, or 4 labels: all get the fallback."""
+    from datasets import Dataset
+
+    table_run(tmp_path, monkeypatch, fill="mean")
+    new = {"age": [365.25 * age for age in range(40, 52)], "sex": ["f", "m"] * 6, "outcome": [""] * 12}
+    new["age"][0] = None
+    if form == "few":
+        new["outcome"][:4] = ["ill", "well"] * 2
+    if form in ("csv", "hub"):
+        del new["outcome"]
+    rows = zip(*new.values(), strict=True)
+    lines = [",".join(new), *(",".join("" if v is None else str(v) for v in row) for row in rows)]
+    (tmp_path / "n.csv").write_text("\n".join(lines) + "\n")
+    if form == "hub":
+        Dataset.from_dict(new).save_to_disk(str(tmp_path / "n"))
+    words = ["--data", "n" if form == "hub" else "n.csv", "-o", "new.safetensors"]
+    assert exit_code(monkeypatch, "personalize", "run", *words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    held = json.loads((tmp_path / "new.json").read_text())
+    assert held["fallback"] is True
+    assert held["facts"]["other_units"] == ["age"]
+    assert "Its data: filled in: column 'age' lacked 1 of 12 values" in said
+    assert "'age' is 1" in said  # 14,000 days and more
+    assert "other units?" in said
+
+
 def test_what_was_filled_in_for_a_newcomer_is_said(tmp_path, monkeypatch, capsys):
     """The run's file says it when it is read; a newcomer whose column is empty altogether gets the same words."""
     monkeypatch.chdir(tmp_path)
@@ -157,3 +241,53 @@ def test_what_was_filled_in_for_a_newcomer_is_said(tmp_path, monkeypatch, capsys
     said = " ".join(capsys.readouterr().out.split())
     assert "Its data: filled in: column 'dose' lacked 12 of 12 values" in said
     assert any("lacked 12 of 12" in why for why in json.loads((tmp_path / "n.json").read_text())["why"])
+
+
+@pytest.mark.parametrize("fill", [None, "mean"])
+@pytest.mark.parametrize("labels", [True, False])
+def test_codes_for_missing_numbers_of_a_newcomer_are_said(fill, labels, tmp_path, monkeypatch, capsys):
+    """Three ages of 999 among 27 from 40 to 66, whose mean is 53, as `coterie data` says of a run's own table. Empty
+    cells have no number where the run filled none, so a way to fill them is named there."""
+    table_run(tmp_path, monkeypatch, fill=fill)
+    lines = [f"{40 + k if k < 27 else 999},{'mf'[k % 2]}{',' + ('ill', 'well')[k % 2] if labels else ''}"
+             for k in range(30)]
+    (tmp_path / "n.csv").write_text("\n".join(["age,sex" + ",outcome" * labels, *lines]) + "\n")
+    assert exit_code(monkeypatch, "personalize", "run", "--data", "n.csv", "-o", "n.safetensors") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Its data: perhaps missing: column 'age' holds 999 3 times, far from its other values (about 53," in said
+    assert ("leave these cells empty in the file, and they are filled in." in said) == (fill is not None)
+    assert ("leave these cells empty in the file and fill the gaps with fill=mean, or leave their rows out with "
+            "skip=true." in said) == (fill is None)
+    assert any("holds 999 3 times" in why for why in json.loads((tmp_path / "n.json").read_text())["why"])
+
+
+@pytest.mark.parametrize(("scale", "fill"), [("", "fill=mean"), ("", "fill=3.5"), (",scale=true", "fill=mean")])
+@pytest.mark.parametrize("labels", [True, False])
+def test_what_fills_a_newcomer_s_gaps_is_written_beside_its_model(scale, fill, labels, tmp_path, monkeypatch, capsys):
+    """The run fills none, so whoever serves the model cannot know it otherwise. The ages that are there are 1 to 11,
+    whose mean is 6; a run with a scale knows the mean of its own, 49.5, and that is taken."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{10 + k},{k % 7},{'ab'[k % 2]},{k // 2 % 2}" for k in range(80)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,dose,client,label", *lines]) + "\n")
+    words = ["--data", f"t.csv:label=label{scale}", "--model", "linear", "--rounds", "1", "--out", "run"]
+    assert exit_code(monkeypatch, "run", "fedavg", *words) == 0
+    rows = [f"{k or ''},{k}{f',{k % 2}' if labels else ''}" for k in range(12)]
+    (tmp_path / "n.csv").write_text("\n".join(["age,dose" + ",label" * labels, *rows]) + "\n")
+    assert exit_code(monkeypatch, "personalize", "run", "--data", f"n.csv:{fill}", "-o", "n.safetensors") == 0
+    said, held = capsys.readouterr().out, json.loads((tmp_path / "n.json").read_text())
+    filled = 49.5 if scale else 6.0 if fill == "fill=mean" else 3.5
+    assert held["job"]["encoding"]["fill"]["age"] == filled
+    assert f"column 'age' lacked 1 of 12 values ({filled:g})" in " ".join(said.split())
+
+
+def test_an_empty_column_has_no_mean_of_its_own(tmp_path, monkeypatch, capsys):
+    """Filled with 0, as if that were a mean, every patient would be a newborn."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{10 + k},{'ab'[k % 2]},{k // 2 % 2}" for k in range(80)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,client,label", *lines]) + "\n")
+    words = ["--data", "t.csv", "--model", "linear", "--rounds", "1", "--out", "run"]
+    assert exit_code(monkeypatch, "run", "fedavg", *words) == 0
+    (tmp_path / "n.csv").write_text("\n".join(["age,label", *(f",{k % 2}" for k in range(12))]) + "\n")
+    assert exit_code(monkeypatch, "personalize", "run", "--data", "n.csv:fill=mean", "-o", "n.safetensors") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "column 'age' is empty, so it has no mean, and the run says none; say what to fill in, fill=NUMBER." in said

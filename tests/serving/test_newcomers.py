@@ -1,20 +1,25 @@
 """`coterie personalize`: what it chooses, what it says about it, and whether its numbers can be believed."""
 
 import dataclasses
+import gc
 import json
+import os
 import re
+import subprocess
 import sys
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from commands import as_before
 
 import coterie
-from coterie import cli, files, registry
+from coterie import cli, memory, registry
 from coterie.contract.method import Method
 from coterie.contract.records import Models, Nothing, Record
-from coterie.data import digits, partition
+from coterie.data import digits, load, partition
 from coterie.errors import CoterieError
 from coterie.evaluation.score import loss_scale
 from coterie.models import model
@@ -25,6 +30,7 @@ from coterie.serving.estimate import FOLDS, INNER, REPLICAS
 from coterie.serving.newcomer_data import other_units, read
 from coterie.serving.newcomers import Desk, personalize
 from coterie.serving.personalize import _stated
+from coterie.trust import code
 
 NET = "mlp:hidden=8"
 
@@ -119,15 +125,70 @@ def test_folds_never_see_what_they_are_scored_on(run, monkeypatch):
             assert not set(kept) & set(outer[fold][1])
 
 
-def test_chunks_of_folds_give_the_same_estimate(run, monkeypatch):
-    """Folds are computed together as far as memory allows; how many is no part of the result."""
+def test_chunks_of_folds_give_the_same_estimate(run, monkeypatch, request):
+    """Folds are computed together as far as memory allows; how many is no part of the result, and an engine with its
+    stack is gone before the next but one is made."""
     folder, x, y = run
-    found = []
-    for held in (newcomers.HELD, 1):
+    found, waves, engines = [], [], []
+    clients = Desk.clients
+
+    def watched(self, data):
+        waves[-1].append(data.clients)
+        engines[-1].append(sum(one() is not None for one in made))
+        new = clients(self, data)
+        made.append(weakref.ref(new.engine))
+        return new
+
+    monkeypatch.setattr(Desk, "clients", watched)
+    gc.disable()  # when it comes by itself is chance
+    request.addfinalizer(gc.enable)
+    for held, fit in ((newcomers.HELD, None), (8 * x[:12].nbytes, None), (newcomers.HELD, 8)):
+        made = []
+        waves.append([])
+        engines.append([])
         monkeypatch.setattr(newcomers, "HELD", held)
+        if fit is not None:
+            each = found[0].clients.client_bytes(1)
+            monkeypatch.setattr(memory, "free", lambda device, bytes=2 * fit * each: bytes)
         found.append(personalize(Saved.open(folder, NET), (x[:12], y[:12]), adapt="yes"))
-    assert found[0].estimate == found[1].estimate
-    assert torch.equal(found[0].row, found[1].row)
+    assert FOLDS * REPLICAS == 30
+    assert waves == [[1, 30, 1], [1, 8, 8, 8, 6, 1], [1, 8, 8, 8, 6, 1]]  # how many fit, the folds, the model itself
+    assert max(engines[1] + engines[2]) <= 1
+    for other in found[1:]:
+        assert other.estimate == found[0].estimate
+        assert torch.equal(other.row, found[0].row)
+
+
+LIMITED = """
+import resource, sys
+import torch
+from coterie.data import digits
+from coterie.running.saved import Saved
+from coterie.serving.newcomers import personalize
+
+torch.set_num_threads(1)
+saved, (x, y) = Saved.open(sys.argv[1], "mlp:hidden=1000,1000"), digits()
+used = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) << 10
+resource.setrlimit(resource.RLIMIT_DATA, (used + (450 << 20), used + (450 << 20)))
+print(personalize(saved, (x[90:102], y[90:102]), adapt="yes").estimate)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not keep RLIMIT_DATA")
+def test_folds_are_computed_as_many_at_once_as_memory_holds(tmp_path):
+    """30 folds of a million parameters are 130 MB each time they are copied, and training copies them several times:
+    more than the 450 MB that the other process may take. It says what this one does, which takes them at once."""
+    x, y = digits()
+    dealt = partition("iid", y[:90].numpy(), 3, seed=0)
+    coterie.run("fedavg", model("mlp", (1, 8, 8), 10, hidden="1000,1000"),
+                coterie.Federation.from_assignment(x[:90], y[:90], dealt), folder=tmp_path / "run", rounds=1,
+                device="cpu")
+    found = personalize(Saved.open(tmp_path / "run", "mlp:hidden=1000,1000"), (x[90:102], y[90:102]), adapt="yes")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", LIMITED, tmp_path / "run"], env=environment, capture_output=True,
+                          text=True, check=False)
+    assert done.stdout.strip() == str(found.estimate), done.stderr
 
 
 def test_regression_gets_a_mean_squared_error(tmp_path):
@@ -271,7 +332,8 @@ def test_a_newcomers_table_is_encoded_as_the_runs_was(tmp_path, monkeypatch, cap
     (tmp_path / "less.csv").write_text("outcome,ward\n" + "well,west\n" * 6)
     code, _, errors = command(capsys, monkeypatch, "personalize", "run", "--data", "less.csv", "-o", "f.safetensors")
     assert code == 2
-    assert "has no column 'weight', which the schema asks for" in errors
+    assert ("has no column 'weight', which the run's data have: add it, with empty cells where nothing is known, which "
+            "fill=mean fills in.") in errors  # the run is scaled, so it knows the mean
 
 
 @pytest.mark.parametrize("method", ["fedamp", "cfl"])
@@ -307,6 +369,29 @@ def test_with_nothing_to_adapt_with_there_is_the_fallback(go, place, data, sente
     assert np.isclose(sum(float(t.sum()) for t in tensors.values()), float(row.sum()), atol=1e-4)
 
 
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_a_model_with_batch_normalisation_for_whoever_has_no_labels(tmp_path, monkeypatch, capsys, run, buffers):
+    """One blank sample has no statistics of a batch, and none are asked for; where every client keeps its own, the
+    server has those of the start alone, so that its model would be of no use."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "normed.py").write_text(
+        "from torch import nn\n\ndef Net(inputs, outputs):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 8), nn.BatchNorm1d(8), nn.Linear(8, outputs))\n"
+    )
+    np.savez("none.npz", x=run[1][:3].numpy())
+    words = ["--clients", 4, "--model", "normed.py:Net", "--rounds", 2, "--set", f"buffers={buffers}"]
+    assert command(capsys, monkeypatch, "run", "fedavg", *words, "--out", "run")[0] == 0
+    code, text, errors = command(capsys, monkeypatch, "personalize", "run", "--data", "none.npz", "-o", "n.safetensors")
+    if buffers == "average":
+        assert code == 0, errors
+        assert "none has no labels" in text
+    else:
+        assert code == 2
+        said = " ".join(errors.split())
+        assert "keeps the statistics of its batch normalisation (buffers=local), so the server has none for it" in said
+        assert not (tmp_path / "n.safetensors").exists()
+
+
 @pytest.mark.parametrize(("words", "sentence"), [
     (["--data", "two.npz"], "the samples of 2 clients; name the newcomer with --client"),
     (["--data", "two.npz", "--client", "7"], "unknown client in two.npz '7'"),
@@ -323,6 +408,19 @@ def test_mistakes_get_a_sentence(go, place, words, sentence):
     code, _, errors = go("personalize", "run", *words, "-o", "bad.safetensors")
     assert (code, sentence in errors) == (2, True), errors
     assert not (place / "bad.safetensors").exists()
+
+
+@pytest.mark.parametrize(("wanted", "found", "said"), [
+    ((3, 16, 24), (1, 16, 24), "; of images, --data FOLDER:colour=rgb reads them as the run's"),
+    ((1, 8, 8), (3, 8, 8), "; of images, --data FOLDER:colour=grey reads them as the run's"),
+    ((3, 16, 24), (1, 32, 20), "; of images, --data FOLDER:colour=rgb,size=24x16 reads them as the run's"),
+    ((1, 8, 8), (1, 8, 9), "; of images, --data FOLDER:size=8x8 reads them as the run's"),
+    ((2, 8, 8), (1, 8, 8), ""),  # two channels are no image
+    ((4,), (5,), ""),
+])
+def test_images_of_another_shape_are_told_what_to_type(wanted, found, said):
+    """size is width x height, and samples are [channels, height, width]."""
+    assert newcomers._of_images(wanted, found) == said
 
 
 def test_a_folder_that_is_no_run_gets_a_sentence(go, place):
@@ -344,9 +442,8 @@ def test_runs_of_older_versions_are_read_with_their_data(go, place):
     """Their config.json does not say what a sample looks like."""
     config = place / "run" / "config.json"
     kept = config.read_text()
-    old = {name: value for name, value in json.loads(kept).items() if name != "samples"}
     try:
-        config.write_text(json.dumps(old))
+        as_before(config, lambda values: values.pop("samples"))
         assert Saved.open(place / "run").spec.shape == (1, 8, 8)
     finally:
         config.write_text(kept)
@@ -355,13 +452,13 @@ def test_runs_of_older_versions_are_read_with_their_data(go, place):
 # -- other units, and constant answers ---------------------------------------------------------------------------------
 
 
-def hospital(path, n, factor=1.0, cost=1.0, clients=True, seed=0):
+def hospital(path, n, factor=1.0, cost=1.0, clients=True, seed=0, words=("no", "yes")):
     """Creatinine (88 ± 20), age, and whether somebody is ill, which both say; what it costs is linear in both."""
     rng = np.random.default_rng(seed)
     crea, age = 88 + 20 * rng.standard_normal(n), 60 + 10 * rng.standard_normal(n)
     ill = (crea - 88) / 20 + (age - 60) / 10 + 0.1 * rng.standard_normal(n) > 0
     costs = 5000 + 20 * (crea - 88) + 40 * (age - 60)
-    lines = [f"{factor * c},{a},{('no', 'yes')[int(i)]},{cost * p}" + (f",h{k % 3}" if clients else "")
+    lines = [f"{factor * c},{a},{words[int(i)]},{cost * p}" + (f",h{k % 3}" if clients else "")
              for k, (c, a, i, p) in enumerate(zip(crea, age, ill, costs, strict=True))]
     path.write_text("crea,age,ill,cost" + (",site" if clients else "") + "\n" + "\n".join(lines) + "\n")
     return costs * cost
@@ -389,7 +486,8 @@ def given(hospitals, capsys, monkeypatch):
 
     def ask(run, *more, **options):
         targets = hospital(hospitals / "new.csv", 40, clients=False, seed=1, **options)
-        words = ["personalize", run, "--data", "new.csv", "-o", "new.safetensors", "--adapt", "no", *more]
+        words = ["personalize", run, "--data", "new.csv", "-o", "new.safetensors", *more]
+        words += [] if "--adapt" in words else ["--adapt", "no"]
         code, text, errors = command(capsys, monkeypatch, *words)
         assert code == 0, errors
         return text, json.loads((hospitals / "new.json").read_text()), targets
@@ -402,8 +500,22 @@ def test_a_newcomer_in_the_runs_units_is_not_warned(given):
         text, beside, _ = given(run)
         assert "constant answer" not in text
         assert "other units?" not in text
+        assert "another meaning" not in text
         assert beside["facts"]["other_units"] == []
         assert not beside["facts"]["constant"]["does_as_well"]
+
+
+def test_a_newcomer_without_labels_of_a_run_that_scaled_its_target(hospitals, capsys, monkeypatch):
+    """The target's mean and deviation say nothing of a file that has no such column; what was left out is said."""
+    monkeypatch.chdir(hospitals)
+    hospital(hospitals / "bare.csv", 12, clients=False)
+    lines = (hospitals / "bare.csv").read_text().splitlines()
+    (hospitals / "bare.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n,60.5,no\n")
+    words = ["personalize", "cost", "--data", "bare.csv:skip=true", "-o", "bare.safetensors"]
+    code, text, errors = command(capsys, monkeypatch, *words)
+    assert code == 0, errors
+    assert "bare has no labels" in text
+    assert "left out: " in text
 
 
 def test_a_newcomer_in_other_units_is_told_so_and_that_a_constant_answer_does_as_well(given, hospitals):
@@ -422,6 +534,26 @@ def test_a_newcomer_in_other_units_is_told_so_and_that_a_constant_answer_does_as
     printed = json.loads(given("ill", "--report", "json", factor=1 / 88.4)[0])
     assert printed["why"] == beside["why"]
     assert any(why.startswith("A constant answer (its most frequent class)") for why in printed["why"])
+
+
+def test_a_newcomer_of_a_single_class_is_told_that_its_estimate_says_little(given):
+    """All of its patients are well, and the run says so of such creatinine; so does who says no without a look."""
+    text, beside, _ = given("ill", "--adapt", "yes", factor=0.4, words=("no", "no"))
+    assert beside["estimate"]["value"] == beside["facts"]["constant"]["value"] == 1
+    assert "All its labels are one class: always answering that would be right as often" in text
+    assert beside["facts"]["constant"]["does_as_well"]
+
+
+@pytest.mark.parametrize("adapt", ["no", "yes", "auto"])
+def test_a_newcomer_with_labels_of_another_meaning_is_told_so(given, adapt):
+    """Its 'yes' is what the run calls 'no': the shared model is wrong about nearly all, which adaptation hides."""
+    text, beside, _ = given("ill", "--adapt", adapt, words=("yes", "no"))
+    found = beside["facts"]["other_names"]
+    assert found["right"] + found["renamed"] == found["n"] == 40
+    assert found["renamed"] > 35
+    assert (f"The run's model is right about {found['right']} of its 40 samples as they are labelled, and about "
+            f"{found['renamed']} if it has 'yes' where the run says 'no', 'no' where the run says 'yes': labels of "
+            "another meaning?") in text
 
 
 def test_a_number_to_predict_in_thousands_is_named_beside_its_own_mean(given):
@@ -453,7 +585,7 @@ def test_a_loss_that_takes_a_deviation_beside_the_mean_knows_no_constant_answer(
     samples = list(zip(x, x[:, :, 0], strict=True))
     data, loss = coterie.Federation.from_clients(samples[:4]), f"{tmp_path}/own.py:likelihood"
     coterie.run("fedavg", torch.nn.Linear(3, 2), data, folder=tmp_path / "r", rounds=2, device="cpu", lr=0.01,
-                loss=files.module(tmp_path / "own.py", "the loss").likelihood)
+                loss=code.module(tmp_path / "own.py", "the loss").likelihood)
     found = personalize(Saved.open(tmp_path / "r", f"{tmp_path}/own.py:net", loss), samples[4], adapt="no")
     assert "constant" not in found.facts
     assert not any("constant answer" in why for why in found.why)
@@ -476,3 +608,36 @@ def test_which_columns_look_like_other_units(values, named):
     x[:, 2] = (torch.tensor(values) - 60) / 10
     found = other_units(encoding, x, torch.zeros(6, dtype=torch.int64))
     assert list(found) == (["age"] if named else [])
+
+
+@pytest.mark.parametrize(("fill", "own"), [({"crea": 90.0}, 90.0), (None, 90.0), ({"crea": 0.0}, 0.0)])
+def test_a_filled_gap_hides_no_unit_of_a_newcomer(fill, own):
+    """The run is 90 ± 20. One gap beside 20 values of 0.895 ± 0.058 = 0.01 sqrt((20^2 - 1) / 12), filled with the run's
+    mean, makes them 5.1 ± 19: as wide as the run. Without it they lie together, at a hundredth of the run's mean. A
+    newcomer's own fill=mean in a run without fill is the run's mean, too."""
+    encoding = {"columns": {"crea": None}, "label": "ill", "scale": {"crea": [90.0, 20.0]}}
+    encoding |= {"fill": fill} if fill else {}
+    values = torch.tensor([own, *(0.8 + 0.01 * k for k in range(20))])
+    x = ((values - 90) / 20)[:, None]
+    found = other_units(encoding, x, torch.zeros(21, dtype=torch.int64))
+    assert found["crea"].startswith("'crea' is 0.895 ± 0.0577 here and 90 ± 20 in the run")
+
+
+@pytest.mark.parametrize(("scanner", "said"), [
+    (1, None),
+    (2, "'scanner' is 2 ± 0 here (mean ± deviation) and always 1 in the run, which has learned nothing of it: other "
+        "units?"),
+    (1000, "'scanner' is 1000 ± 0 here (mean ± deviation) and always 1 in the run"),
+])
+def test_a_column_that_was_always_the_same_in_the_run(tmp_path, scanner, said):
+    """Its deviation in the run is 0, and any other number is one that the model has not seen, however near."""
+    for name, value in (("run", 1), ("new", scanner)):
+        lines = [f"{value},{40 + k},{k % 2}" for k in range(20)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["scanner,age,label", *lines]) + "\n")
+    encoding = load(tmp_path / "run.csv", scale=True, schema=str(tmp_path / "schema.json")).encoding
+    assert encoding["constant"] == ["scanner"]
+    new = load(tmp_path / "new.csv", schema=str(tmp_path / "schema.json"))
+    assert new.encoding["constant"] == ["scanner"]
+    found = other_units(encoding, new.x, new.y)
+    assert list(found) == ([] if said is None else ["scanner"])
+    assert said is None or found["scanner"].startswith(said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from typing import Any, get_args, get_type_hints
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import Source, listed_names, with_class_names
 from coterie.errors import CoterieError, unknown
+from coterie.files import refuse_irregular
 from coterie.options import convert, split_options
 
 _OPTIONS = re.compile(r":(?=\w+=)")
@@ -48,7 +50,7 @@ READERS: dict[str, Callable[..., Source]] = {each.name: each.read for each in so
 
 def spelled(text: str) -> tuple[str, dict[str, str]]:
     """`path:option=value,...` -> the path and the options; a path may hold colons itself."""
-    if Path(text).exists():
+    if os.path.exists(text):  # a text that no system takes for a path is none
         return text, {}
     path, *rest = _OPTIONS.split(text, maxsplit=1)
     return path, split_options(rest[0], text, LISTS) if rest else {}
@@ -106,6 +108,7 @@ def find(data: Any) -> str:
         raise CoterieError(f"a {type(data).__name__} cannot be read as data; give a path, a Dataset or a partitioner.")
     path = Path(data)
     try:
+        refuse_irregular(path)
         folder = path.is_dir()
         for each in FORMATS:
             if each.folder(path) if folder else each.file(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import struct
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ import numpy as np
 
 from coterie.data.readers import pickles
 from coterie.data.readers.formats import Format
-from coterie.data.readers.pieces import TEST, TRAIN, Array, Piece, Source, collect, cut
-from coterie.data.readers.refusals import Problems, reason
+from coterie.data.readers.pieces import TEST, TRAIN, Array, Piece, Source, collect, cut, has_texts
+from coterie.data.readers.refusals import Problems, reason, refuse_bomb
 from coterie.errors import CoterieError, NoLabels
+from coterie.files import opened_bytes
 from coterie.memory import BLOCK
 
 Share = Literal["all", "train", "test"]
@@ -46,7 +48,7 @@ def cifar(path: str | Path, *, part: Share = "all", coarse: bool = False, skip: 
             try:
                 yield from _bin(file, kind, coarse, split) if file.suffix == ".bin" else _batch(file, coarse, split)
             except Exception as error:  # damaged bytes make decoders raise anything
-                problems.add("files cannot be read", file.name, why=_why(error))
+                problems.add("files cannot be read", file.name, why=reason(error))
 
     return collect(pieces(), kind if path.is_dir() else path.stem, problems, skip=skip)
 
@@ -74,7 +76,8 @@ def _cifar_files(path: Path, part: Share) -> tuple[str, list[tuple[Path, int | N
 
 def _batch(file: Path, coarse: bool, split: int | None) -> Iterator[Piece]:
     """One Python pickle: a dictionary with data [n, 3072] and labels."""
-    held = pickles.loads(file.read_bytes())
+    with opened_bytes(file) as stream:
+        held = pickles.loads(stream.read())
     if not isinstance(held, dict):
         raise ValueError("no dictionary")
     held = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in held.items()}
@@ -82,7 +85,7 @@ def _batch(file: Path, coarse: bool, split: int | None) -> Iterator[Piece]:
     x = held.get("data")
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != PIXELS:
         raise ValueError(f"no images [n, {PIXELS}] under 'data'")
-    y = np.asarray(labels)
+    y = np.asarray(None if has_texts(labels) else labels)
     if y.dtype.kind not in "iu" or y.shape != x.shape[:1]:
         raise ValueError(f"{len(x)} images but labels of shape {list(y.shape)}")
     for rows in cut(len(x), PIXELS):
@@ -92,10 +95,10 @@ def _batch(file: Path, coarse: bool, split: int | None) -> Iterator[Piece]:
 def _bin(file: Path, kind: str, coarse: bool, split: int | None) -> Iterator[Piece]:
     """Records of one label (CIFAR-100: coarse and fine) and 3072 pixels, one byte each."""
     labels = 2 if kind == CIFAR_100 else 1
-    width, size = labels + PIXELS, file.stat().st_size
-    if size % width or not size:
-        raise ValueError(f"{size} bytes are no whole number of records of {width}")
-    with file.open("rb") as stream:
+    with opened_bytes(file) as stream:
+        width, size = labels + PIXELS, os.fstat(stream.fileno()).st_size
+        if size % width or not size:
+            raise ValueError(f"{size} bytes are no whole number of records of {width}")
         for rows in cut(size // width, PIXELS):
             n = rows.stop - rows.start
             block = np.frombuffer(stream.read(n * width), np.uint8).reshape(n, width)
@@ -136,7 +139,7 @@ def idx(
                 place = images
                 yield from _idx_images(images, y, turned, split)
             except Exception as error:  # damaged bytes make decoders raise anything
-                problems.add("files cannot be read", place.name, why=_why(error))
+                problems.add("files cannot be read", place.name, why=reason(error))
 
     return collect(pieces(), path.stem if path.is_file() else path.resolve().name, problems, skip=skip)
 
@@ -185,9 +188,10 @@ def _idx_pairs(path: Path, part: Share, labels: str | None) -> list[tuple[Path, 
 
 
 def _stream(file: Path) -> IO[bytes]:
-    with file.open("rb") as head:
-        packed = head.read(2) == b"\x1f\x8b"
-    return gzip.open(file, "rb") if packed else file.open("rb")  # type: ignore[return-value]
+    plain = opened_bytes(file)
+    packed = plain.read(2) == b"\x1f\x8b"
+    plain.seek(0)
+    return gzip.open(plain, "rb") if packed else plain  # type: ignore[return-value]
 
 
 def _idx_header(stream: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -202,7 +206,8 @@ def _idx_whole(file: Path) -> Array:
         dtype, shape = _idx_header(stream)
         if len(shape) != 1 or dtype.kind not in "iu":
             raise ValueError(f"no labels: {dtype} of shape {list(shape)}")
-        data = b""
+        refuse_bomb(file.stat().st_size, shape[0] * dtype.itemsize)
+        data = bytearray()
         while len(data) <= shape[0] * dtype.itemsize and (more := stream.read(BLOCK)):
             data += more
     if len(data) != shape[0] * dtype.itemsize:
@@ -218,6 +223,7 @@ def _idx_images(file: Path, y: Array, turned: bool, split: int | None) -> Iterat
         if prod(shape[1:]) > 10**8 or 0 in shape[1:]:
             raise ValueError(f"images of shape {list(shape[1:])}")
         width = prod(shape[1:]) * dtype.itemsize
+        refuse_bomb(file.stat().st_size, shape[0] * width)
         for rows in cut(shape[0], prod(shape[1:])):
             n = rows.stop - rows.start
             data = stream.read(n * width)
@@ -229,10 +235,6 @@ def _idx_images(file: Path, y: Array, turned: bool, split: int | None) -> Iterat
             yield Piece(block, y[rows], file.name, None, split)
         if stream.read(1):
             raise ValueError(f"more than the {shape[0]} images that are announced")
-
-
-def _why(error: Exception) -> str:
-    return "no such file" if isinstance(error, FileNotFoundError) else reason(error)
 
 
 def _is_batch(path: Path) -> bool:

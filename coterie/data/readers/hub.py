@@ -6,6 +6,7 @@ Nothing is downloaded: what is read is in memory or on this disk already.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +15,28 @@ import numpy as np
 from coterie.data.readers.formats import Format
 from coterie.data.readers.images import Colour, Picture, Seen, decoded, look, sides
 from coterie.data.readers.pieces import SPLIT_WORDS, Places, Source, collect, names
-from coterie.data.readers.refusals import Problems, reading
+from coterie.data.readers.refusals import Problems, reading, refuse_bomb
 from coterie.data.readers.tables.columns import Roles
 from coterie.data.readers.tables.encoding import encode
-from coterie.data.readers.tables.rows import CLIENT, SPLIT, Rows, arrow, block_rows, is_decimal
-from coterie.data.readers.tables.schema import Encoding
+from coterie.data.readers.tables.packed import unpacked
+from coterie.data.readers.tables.rows import (
+    CLIENT,
+    LABEL,
+    NUMBER,
+    SPLIT,
+    Rows,
+    arrow,
+    block_rows,
+    is_decimal,
+    written_out,
+)
+from coterie.data.readers.tables.schema import Encoding, read_schema, without_labels
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
 from coterie.errors import CoterieError, NoLabels, unknown
+from coterie.files import read_json, refuse_irregular
 
+STATE = "state.json"
+"""Where a data set names its files of samples."""
 LIBRARY = "Hugging Face data sets need the package datasets; install it with: pip install 'coterie[hub]'"
 
 
@@ -30,6 +45,7 @@ class _Part(NamedTuple):
     where: str
     client: str | None
     split: int | None
+    size: int | None = None  # bytes of the folder that it comes from
 
 
 def hub(
@@ -55,16 +71,20 @@ def hub(
         for part in parts[1:]:
             if set(part.data.features) != set(features):
                 raise CoterieError(f"{part.where} has other columns than {parts[0].where}.")
-    target = label if label is not None else next((c for c in ("label", "labels") if c in features), None)
+    followed = (schema if isinstance(schema, dict) else read_schema(schema)) or {}
+    target = label if label is not None else followed.get("label")
+    if target is not None and label is None and target not in (*features, LABEL):
+        raise without_labels(name, target)
+    target = target or next((c for c in ("label", "labels") if c in features), None)
     if target is None:
         labels = [c for c, f in features.items() if type(f).__name__ == "ClassLabel"]
         target = labels[0] if len(labels) == 1 else None
     if target is None:
         raise NoLabels(f"{name} has no column 'label'; say which it is: label=NAME (there are "
                        f"{', '.join(features)}).")
-    if target not in features:
+    if target not in (*features, LABEL):
         raise unknown("column", target, features)
-    known = list(getattr(features[target], "names", None) or []) or None
+    known = list(getattr(features.get(target), "names", None) or []) or None
     pictured = [c for c, f in features.items() if type(f).__name__ == "Image"]
     expected = [part.client for part in parts if part.client is not None]
     if pictured and text is None and (x is None or x in pictured):
@@ -83,8 +103,9 @@ def hub(
         with reading(name, "a Hugging Face data set"):
             fine = [look(picture, seen, problems) for picture in pictures()]
         good = (picture for picture, well in zip(pictures(), fine, strict=True) if well)
-        return collect(decoded(good, seen, target_size, colour, problems), name, problems, skip=skip,
-                       classes=classes or known, regression=regression, clients=expected, shape=shape)
+        source = collect(decoded(good, seen, target_size, colour, problems), name, problems, skip=skip,
+                         classes=classes or known, regression=regression, clients=expected, shape=shape)
+        return replace(source, notes=(*source.notes, *seen.notes()))
 
     def rows(told: Problems | None) -> Iterator[Rows]:
         for part in parts:
@@ -115,8 +136,12 @@ def _parts(data: Any) -> tuple[list[_Part], str]:
             raise CoterieError(LIBRARY) from error
         path = Path(data)
         with reading(path, "a folder that save_to_disk wrote"):
+            _refuse_others(path)
             held = datasets.load_from_disk(str(path))
-        return _parts(held)[0], path.resolve().name
+            size = _size(path)
+            parts = [part._replace(size=size) for part in _parts(held)[0]]
+            refuse_bomb(size, sum(NUMBER * len(part.data) * len(part.data.features) for part in parts))
+        return parts, path.resolve().name
     if hasattr(data, "load_partition"):
         with reading("the partitioner", "partitions"):
             if not data.is_dataset_assigned():
@@ -140,16 +165,38 @@ def _parts(data: Any) -> tuple[list[_Part], str]:
     return [_Part(data, "dataset", None, None)], "dataset"
 
 
+def _refuse_others(folder: Path) -> None:
+    """Raise where a folder holds a pipe or a device, or names samples outside of itself."""
+    for file in folder.rglob("*"):
+        refuse_irregular(file)
+        if file.name == STATE:
+            held = read_json(file).get("_data_files") or ()
+            if not held:  # the library's own error is about a list
+                raise ValueError(f"{file.parent.name} holds no samples")
+            for one in held:
+                if not isinstance(one, dict) or Path(str(one.get("filename"))).name != one.get("filename"):
+                    raise ValueError(f"{file.name} names a file that lies elsewhere")
+                if (other := file.parent / one["filename"]).is_file():
+                    refuse_bomb(_size(folder), unpacked(other))
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
 def _blocks(part: _Part, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
     """(first row, arrow table of some rows)."""
     with reading(part.where, "a Hugging Face data set"):
         held = part.data if columns is None else part.data.select_columns(columns)
         rows = block_rows(len(held.data), held.data.nbytes, len(held.features))
-        held = held.with_format("arrow")
+        held, total = held.with_format("arrow"), 0
     for first in range(0, len(held), rows):
         with reading(part.where, "a Hugging Face data set"):
             block = held[first : first + rows]
             block.validate(full=True)
+            if part.size is not None:
+                total += sum(written_out(chunk) for column in block.columns for chunk in column.chunks)
+                refuse_bomb(part.size, total)
         yield first, block
 
 

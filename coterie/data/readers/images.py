@@ -5,29 +5,39 @@ from __future__ import annotations
 import csv
 import io
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from coterie.data.labels import are_targets, measured
 from coterie.data.readers.formats import Format
-from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, names
-from coterie.data.readers.refusals import Problems, reading, reason
+from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, collect, from_pixels, names
+from coterie.data.readers.refusals import Problems, reading, reason, refuse_bomb
 from coterie.data.readers.tables.rows import CSV, WHOLE, Dialect, header, parsed
 from coterie.data.readers.tables.suspicious import unused_groups
-from coterie.errors import CoterieError, unknown
+from coterie.data.readers.unread import unread
+from coterie.errors import CoterieError, NoLabels, unknown
+from coterie.files import opened, opened_bytes
 from coterie.memory import BLOCK
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 DECODED = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """Those that Pillow decodes by itself; others would start programs."""
 INDEX = "index.csv"
+MOST_PIXELS = 10**8
 Colour = Literal["auto", "grey", "rgb"]
 LIBRARY = "images need Pillow; install it with: pip install 'coterie[images]'"
+TOP = {8: 255, 16: 65535}
+"""Depth in bits -> the largest number of a pixel, which is white."""
+FAR_LESS = 4
+"""16-bit images that use less than one part in so many of their range are pointed out: 12 bits in 16 are one in 16."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +54,30 @@ class Picture:
 
 @dataclass
 class Seen:
-    """Sizes and kinds of images, from their headers."""
+    """Sizes and kinds of images, from their headers; and the range of the deep ones, once they are decoded."""
 
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     coloured: bool = False
+    depths: Counter[int] = field(default_factory=Counter)  # bits of a grey pixel, or of a colour
+    low: float = TOP[16]  # of the pixels of 16-bit images
+    high: float = 0
+
+    packed: int = 0  # bytes
+    unpacked: int = 0
+
+    def notes(self) -> list[str]:
+        """Images of several depths, and deep ones that use little of their range."""
+        said = []
+        if len(self.depths) > 1:
+            some = " and ".join(f"{count} of {bits} bits" for bits, count in sorted(self.depths.items()))
+            said.append(f"images are of different depths: {some}; each is read as a share of its own range, 0 to 255 "
+                        "or 0 to 65535")
+        if self.depths[16] and self.high - self.low < TOP[16] / FAR_LESS:
+            ends = " to ".join(f"{2 * end / TOP[16] - 1:.3g}" for end in (self.low, self.high))
+            said.append(f"images of 16 bits hold {self.low:.0f} to {self.high:.0f} alone, and 0 to 65535 is read as -1 "
+                        f"to 1: these lie within {ends}, where models hardly tell them apart; save them with the "
+                        "whole range, by one factor for all images of all clients")
+        return said
 
 
 def images(
@@ -75,23 +105,25 @@ def images(
         raise CoterieError(f"folders of images do not say which belong together, so group={group} needs an index: a "
                            f"file {path / INDEX} with the columns path, label, {group}.")
     elif path.is_dir():
-        listed, clients = _found(path, problems)
+        listed, clients, notes = _found(path, problems)
     else:
         raise CoterieError(f"there is no folder of images and no index '{path}'")
     if not listed and not problems:
         raise CoterieError(f"'{path}' holds no images ({', '.join(s[1:] for s in SUFFIXES)}).")
-    problems.totals["files"] = problems.totals["images"] = len(listed)
+    problems.totals["images"] = len(listed)
+    problems.totals["files"] = problems.totals["files"] or len(listed)
     scale = sides(size)
     seen = Seen()
     good = [picture for picture in listed if look(picture, seen, problems)]
     shown = path.stem if path.is_file() else path.resolve().name
-    return collect(decoded(good, seen, scale, colour, problems), shown, problems, skip=skip, classes=classes,
-                   regression=regression, notes=notes,
-                   clients=sorted(clients | {p.client for p in listed if p.client is not None}))
+    source = collect(decoded(good, seen, scale, colour, problems), shown, problems, skip=skip, classes=classes,
+                     regression=regression, notes=notes,
+                     clients=sorted(clients | {p.client for p in listed if p.client is not None}))
+    return replace(source, notes=(*source.notes, *seen.notes()))
 
 
-def _found(root: Path, problems: Problems) -> tuple[list[Picture], set[str]]:
-    """Images below a folder, and the clients that have a folder."""
+def _found(root: Path, problems: Problems) -> tuple[list[Picture], set[str], list[str]]:
+    """Images below a folder, the clients that have a folder, and a note on files that are none of these."""
     files = sorted(
         Path(folder) / name for folder, _, held in os.walk(root) for name in held
         if name.lower().endswith(SUFFIXES) and not name.startswith(".")
@@ -100,8 +132,13 @@ def _found(root: Path, problems: Problems) -> tuple[list[Picture], set[str]]:
     at = next((k for k in (0, 1) if deep and all(len(d) > k + 1 and d[k].lower() in SPLIT_WORDS for d in deep)), None)
     splits = [None if at is None else SPLIT_WORDS[d.pop(at).lower()] for d in deep]
     if not deep:
-        return [], set()
+        return [], set(), []
+    problems.totals["files"] = len(files)
     usual = Counter(len(d) for d in deep).most_common(1)[0][0]
+    if not any(deep):
+        raise NoLabels(f"'{root}' holds images that lie in no folders, so they have no labels: put those of each class "
+                       f"into a folder of its name, as CLASS/{files[0].name}, or list them in a file {INDEX} with the "
+                       "columns path and label.")
     if usual not in (1, 2):
         raise CoterieError(f"'{root}' must hold folders client/class/image or class/image; "
                            f"'{files[0].relative_to(root)}' lies {usual} folders deep.")
@@ -115,7 +152,8 @@ def _found(root: Path, problems: Problems) -> tuple[list[Picture], set[str]]:
         listed.append(Picture(where, file, folders[-1], folders[0] if usual == 2 else None, split))
     if usual == 2 and at != 0:
         clients = {p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")}
-    return listed, clients
+    kinds = f"{', '.join(SUFFIXES[:-1])} and {SUFFIXES[-1]}"
+    return listed, clients, unread(root, set(files), f"of a folder of images, {kinds} files are read")
 
 
 def _indexed(
@@ -124,7 +162,7 @@ def _indexed(
     """What the index lists, and a note on a column that looks like a group and is not taken as one."""
     listed: list[Picture] = []
     unused: dict[str, list[str | None]] = {}
-    with reading(index, "a csv index"), index.open(newline="", encoding="utf-8-sig") as file:
+    with reading(index, "a csv index"), opened(index, newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file, strict=True, delimiter=Dialect.of(index).separator)
         columns = rows.fieldnames or []
         for needed in ("path", label, *([] if group is None else [group])):
@@ -143,7 +181,7 @@ def _indexed(
             if not where or (word and word not in SPLIT_WORDS) or "" in (owner, together) or (
                     split in columns and not word):
                 why = "no path" if not where else "no client" if owner == "" else (
-                    "no group" if together == "" else f"split '{word}'")
+                    "no group" if together == "" else f"split '{word}', not train, val or test")
                 problems.add("lines of the index are incomplete", f"line {line}", owner or None, why)
                 continue
             listed.append(Picture(where, index.parent / where, (row[label] or "").strip(), owner,
@@ -175,41 +213,67 @@ def sides(size: str | None) -> tuple[int, int] | None:
 
 def look(picture: Picture, seen: Seen, problems: Problems) -> bool:
     """Read an image's header."""
+    _pillow()
     try:
-        with _open(picture.content) as image:
-            seen.sizes[image.size] += 1
-            seen.coloured |= image.mode not in ("1", "L", "I", "I;16", "F")
+        with open_image(picture.content) as image:
+            bits = depth(image)
+            if bits is None:
+                what = "floats" if image.mode == "F" else "whole numbers of more than 16 bits, or below 0"
+                problems.remedies.append("save such images with 8 or 16 bits")
+                problems.add("images have no range of pixels that is known", picture.where, picture.client, what)
+                return False
+            coloured = image.mode not in ("1", "L") and bits == 8
+            size, pixels = image.size, image.size[0] * image.size[1] * (3 if coloured else 1)
+        content = picture.content
+        held = len(content) if isinstance(content, bytes) else content.stat().st_size
+        refuse_bomb(seen.packed + held, seen.unpacked + pixels)
+        seen.depths[bits] += 1
+        seen.sizes[size] += 1
+        seen.coloured |= coloured
+        seen.packed, seen.unpacked = seen.packed + held, seen.unpacked + pixels
         return True
-    except CoterieError:
-        raise
     except Exception as error:  # damaged bytes make decoders raise anything
-        problems.add("files cannot be read", picture.where, picture.client, _why(error))
+        problems.add("files cannot be read", picture.where, picture.client, reason(error))
         return False
+
+
+def depth(image: Any) -> int | None:
+    """Bits of a pixel's grey or of each of its colours, 8 or 16; None where the file says no largest number.
+
+    Pillow gives grey of 16 bits as I;16 or, from PNG and PGM files, as I; colours of 16 bits it cuts to 8 itself.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return 16
+    return None if image.mode.startswith(("I", "F")) else 8
 
 
 def decoded(
     pictures: Iterable[Picture], seen: Seen, scale: tuple[int, int] | None, colour: Colour, problems: Problems
 ) -> Iterator[Piece]:
-    """The pixels, a block at a time: uint8 [n, H, W] or [n, H, W, 3]."""
+    """The pixels, a block at a time: uint8 [n, H, W] or [n, H, W, 3]; float32 [n, C, H, W] where some are deeper."""
     if not seen.sizes:
         return
     size = scale or seen.sizes.most_common(1)[0][0]
     mode = "RGB" if colour == "rgb" or (colour == "auto" and seen.coloured) else "L"
+    if seen.depths[16]:  # every image becomes float32 then
+        kept = sum(seen.sizes.values()) if scale else seen.sizes[size]
+        try:
+            refuse_bomb(seen.packed, 4 * kept * size[0] * size[1] * len(mode))
+        except ValueError as reason_:
+            raise CoterieError(f"images cannot be read, some of which have 16 bits a pixel: {reason_}; give a smaller "
+                               "size=, or save all with 8 bits.") from reason_
     block = max(1, BLOCK // (size[0] * size[1] * len(mode)))
     waiting: list[tuple[Picture, Array]] = []
     for picture in pictures:
         try:
-            with _open(picture.content) as image:
+            with open_image(picture.content) as image:
                 if scale is None and image.size != size:
                     problems.add("images have another size", picture.where, picture.client,
                                  f"{image.size[0]}x{image.size[1]} instead of {size[0]}x{size[1]}")
                     continue
-                if image.size[0] * image.size[1] > 10**8:
-                    raise ValueError(f"{image.size[0]}x{image.size[1]} pixels")
-                shown = image.convert(mode)
-                pixels = np.asarray(shown if scale is None or shown.size == scale else shown.resize(scale))
+                pixels = _pixels(image, mode, scale, seen)
         except Exception as error:  # damaged bytes make decoders raise anything
-            problems.add("files cannot be read", picture.where, picture.client, _why(error))
+            problems.add("files cannot be read", picture.where, picture.client, reason(error))
             continue
         waiting.append((picture, pixels))
         if len(waiting) == block:
@@ -217,6 +281,22 @@ def decoded(
             waiting = []
     if waiting:
         yield _piece(waiting)
+
+
+def _pixels(image: Any, mode: str, scale: tuple[int, int] | None, seen: Seen) -> Array:
+    """One image in the mode L or RGB; what a pixel becomes follows from its own file alone."""
+    bits = depth(image)
+    shown = image.convert(mode if bits == 8 else "F")  # L would clip 16 bits at 255
+    shown = shown if scale is None or shown.size == scale else shown.resize(scale)
+    pixels = np.asarray(shown)
+    if bits == 16:
+        pixels = np.clip(pixels, 0, TOP[16])  # a curve through pixels may go beyond them
+        seen.low, seen.high = min(seen.low, float(pixels.min())), max(seen.high, float(pixels.max()))
+        pixels = np.stack([pixels] * 3, 2) if mode == "RGB" else pixels
+    if not seen.depths[16]:
+        return pixels
+    deep: Array = from_pixels(torch.from_numpy(pixels.astype(np.float32)), TOP[bits or 8]).numpy()
+    return deep.transpose(2, 0, 1) if mode == "RGB" else deep[None]
 
 
 def _piece(held: list[tuple[Picture, Array]]) -> Piece:
@@ -231,20 +311,25 @@ def _piece(held: list[tuple[Picture, Array]]) -> Piece:
     return Piece(np.stack([pixels for _, pixels in held]), y, pictures[0].where, client, split, group)
 
 
-def _open(content: Path | bytes) -> Any:
+def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
         raise CoterieError(LIBRARY) from error
-    return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=DECODED)
+    return Image
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "no such file"
-    if type(error).__name__ == "UnidentifiedImageError":
-        return "no image"
-    return reason(error)
+@contextmanager
+def open_image(content: Path | bytes) -> Iterator[Any]:
+    """A picture whose header is read; one of so many pixels that Pillow would warn of it is refused."""
+    image_library = _pillow()
+    with io.BytesIO(content) if isinstance(content, bytes) else opened_bytes(content) as file:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", image_library.DecompressionBombWarning)
+            image = image_library.open(file, formats=DECODED)
+        if image.size[0] * image.size[1] > MOST_PIXELS:
+            raise ValueError(f"{image.size[0]}x{image.size[1]} pixels")
+        yield image
 
 
 def _is_index(path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,10 +13,11 @@ import numpy as np
 
 from coterie.data.labels import measured
 from coterie.data.readers.formats import Format
-from coterie.data.readers.pieces import TEST, TRAIN, VAL, Array, Piece, Places, Source, collect, cut, names
+from coterie.data.readers.pieces import TEST, TRAIN, VAL, Array, Piece, Places, Source, collect, cut, has_texts, names
 from coterie.data.readers.refusals import Problems, reason
-from coterie.data.readers.text import LENGTH, WORDS, Tokenizer, tokenizer_of
+from coterie.data.readers.text import LENGTH, WORDS, Cutter, Tokenizer
 from coterie.errors import CoterieError
+from coterie.files import opened
 
 FOLDERS = (("train", TRAIN), ("val", VAL), ("test", TEST))
 
@@ -38,7 +40,7 @@ def leaf(
         raise CoterieError(f"'{path}' holds no json files in LEAF's folders train, test or all_data.")
     problems.totals["files"] = len(files)
     expected: dict[str, None] = {}
-    cutter = tokenizer_of(tokenizer, words, length)
+    cutter = Cutter(tokenizer, words, length)
 
     def features(rows: list[Any]) -> Array:
         return _features(rows, cutter, field, tokens)
@@ -63,8 +65,9 @@ def leaf(
                 problems.add("files cannot be read", where, why=reason(error))
 
     name = path.stem if path.is_file() else path.resolve().name
-    return collect(pieces(), name, problems, skip=skip, classes=classes, regression=regression,
-                   clients=expected, shape=shape)
+    source = collect(pieces(), name, problems, skip=skip, classes=classes, regression=regression,
+                     clients=expected, shape=shape)
+    return replace(source, notes=(*source.notes, *cutter.notes()))
 
 
 def leaf_files(path: Path) -> list[tuple[Path, int | None]]:
@@ -105,8 +108,8 @@ def _features(rows: list[Any], cutter: Tokenizer, field: int | None, tokens: boo
         rows = [row[field] if isinstance(row, list) and len(row) > field else None for row in rows]
     if rows and all(isinstance(row, str) for row in rows):
         return np.array([cutter(row) for row in rows], dtype=np.int64)
-    x = np.array(rows)
-    if len(rows) and x.dtype.kind not in "biuf":
+    x = np.array([] if has_texts(rows) else rows)
+    if len(rows) and (x.dtype.kind not in "biuf" or len(x) != len(rows)):
         raise ValueError("samples are neither numbers of one shape nor texts"
                          + ("; say which field" if isinstance(rows[0], list) else ""))
     return x.astype(np.int64 if tokens else np.float32)
@@ -151,7 +154,7 @@ def _check(told: dict[str, Any], where: str, found: dict[str, int], problems: Pr
 
 def _users(file: Path, told: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Each user's data in turn; the other top-level values go into `told`."""
-    with file.open(encoding="utf-8") as stream:
+    with opened(file) as stream:
         text = _Text(stream)
         text.expect("{")
         found = False

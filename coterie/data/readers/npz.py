@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import IO, Any
 from zipfile import ZipFile
 
 import numpy as np
+import torch
 
+from coterie import memory
 from coterie.data.features import features_of
 from coterie.data.readers import pickles
+from coterie.data.readers.array_notes import notes_on_x, notes_on_y
 from coterie.data.readers.formats import Format
 from coterie.data.readers.pieces import (
     SPLIT_WORDS,
@@ -26,13 +30,15 @@ from coterie.data.readers.pieces import (
     Source,
     collect,
     cut,
+    has_texts,
     listed_names,
     with_class_names,
 )
-from coterie.data.readers.refusals import Problems, reading
-from coterie.data.readers.tables.suspicious import unused_groups
+from coterie.data.readers.pieces import names as names_of
+from coterie.data.readers.refusals import Problems, reading, refuse_bomb
+from coterie.data.readers.tables.suspicious import unused_groups, words_of
 from coterie.errors import CoterieError, NoLabels, counted, unknown
-from coterie.files import read_json
+from coterie.files import opened_bytes, read_json
 
 KNOWN = ("x", "y", "client", "split")
 GROUP = "group"
@@ -40,6 +46,7 @@ CLASS_NAMES, CLIENT_NAMES = ("class_names", "label_names", "target_names", "clas
 FEATURE_NAMES = ("feature_names", "columns")
 """Arrays of texts that name what stands as a number elsewhere; the first that is there is taken."""
 KIND = "an .npz file of plain arrays"
+MOST_ARRAYS = 1000
 
 
 def npz(
@@ -59,7 +66,7 @@ def npz(
         raise CoterieError(f"there is no file '{path}'")
     with ExitStack() as stack:
         with reading(path, KIND):
-            archive = stack.enter_context(ZipFile(path))
+            archive = stack.enter_context(_archive(path))
             listed = sorted(name.removesuffix(".npy") for name in archive.namelist())
             if group is not None and group not in listed:
                 raise unknown(f"array of '{path}'", group, listed)
@@ -73,6 +80,8 @@ def npz(
                 raise kind(f"'{path}' has no array '{key}'; it has {', '.join(listed) or 'none'}")
         with reading(path, KIND):
             small = {name: members[name].whole() for name in (*KNOWN[1:], whose) if name in members}
+        if small["y"].ndim == 2 and small["y"].shape[1] == 1 and small["y"].dtype.kind in "biuSU":
+            small["y"] = small["y"][:, 0]  # labels in a column, as many programs keep them
         x = members["x"]
         for key, array in small.items():
             if array.shape[:1] != x.shape[:1] or array.ndim == 0:
@@ -111,16 +120,32 @@ def npz(
             more = {name: ids for name in listed if name not in known and (ids := _ids(archive, name, n)) is not None}
             clients = 0 if source.client is None else len(set(source.client.tolist()))
             source = replace(source, notes=(*source.notes, *unused_groups(more, clients)))
+        if source.client is None and (like := [name for name in listed if name not in KNOWN and _names_clients(name)]):
+            source = replace(source, notes=(*source.notes, f"'{path.name}' has no array 'client', and '{like[0]}' was "
+                                            "not read; if it says whose the samples are, call it 'client'"))
         columns = called["feature_names"] or ()
+        targets = notes_on_y(small["y"], asked=bool(regression)) if source.y.is_floating_point() else []
+        samples = notes_on_x(source.x, x.shape, x.dtype, columns) if shape is None else []
+        source = replace(source, notes=(*source.notes, *targets, *samples))
         if columns and source.x.ndim == 2 and len(columns) == source.x.shape[1]:
             source = replace(source, features=features_of(source.x, columns))
         return source if told is None or words else with_class_names(source, told, f"'{path}'")
 
 
+@contextmanager
+def _archive(path: Path) -> Iterator[ZipFile]:
+    with opened_bytes(path) as file, ZipFile(file) as archive:
+        held = archive.infolist()
+        if len(held) > MOST_ARRAYS:
+            raise ValueError(f"{len(held)} arrays, at most {MOST_ARRAYS} are read")
+        refuse_bomb(os.fstat(file.fileno()).st_size, sum(one.file_size for one in held))
+        yield archive
+
+
 def arrays(path: Path) -> list[str]:
     """The names of the arrays in a file; none where it cannot be read."""
     try:
-        with ZipFile(path) as archive:
+        with _archive(path) as archive:
             return sorted(name.removesuffix(".npy") for name in archive.namelist())
     except Exception:  # damaged: whoever reads it says so
         return []
@@ -136,6 +161,11 @@ def _texts(archive: ZipFile, name: str) -> list[str] | None:
         return None
     whole = _Member(archive, name).whole()
     return [word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word) for word in whole.tolist()]
+
+
+def _names_clients(name: str) -> bool:
+    """Whether an array's name seems to mean the clients."""
+    return name not in CLIENT_NAMES and bool({"client", "clients", "site", "sites"} & set(words_of(name)))
 
 
 def _ids(archive: ZipFile, name: str, samples: int) -> Array | None:
@@ -157,7 +187,7 @@ def _named(client: Array | None, names: list[str] | None, path: Path) -> Array |
                            f"{int(client.min() if client.min() < 0 else client.max())}; they are counted from 0.")
     if len(set(names)) != len(names):
         raise CoterieError(f"client_names in '{path}' names one client twice.")
-    return np.array(names)[client]
+    return names_of(names)[client]  # an array of texts would have room for the longest in each sample
 
 
 def split_codes(said: Array, where: str) -> Array:
@@ -185,12 +215,15 @@ class _Member:
         if self.dtype.kind == "O" and objects:
             return
         if self.dtype.hasobject or self.dtype.kind not in "biufSU":
-            raise CoterieError(f"'{archive.filename}' cannot be read as {KIND}: {name} holds {self.dtype}")
+            raise ValueError(f"{name} holds {self.dtype}")
         there, wanted = archive.getinfo(self.name).file_size - header, prod(self.shape) * self.dtype.itemsize
         if there != wanted:
             raise ValueError(f"{name} of shape {list(self.shape)} needs {wanted} bytes and has {there}")
 
     def whole(self) -> Array:
+        size = prod(self.shape) * self.dtype.itemsize
+        if size > memory.free(torch.device("cpu")) // 4:
+            raise ValueError(f"{self.name} takes {size} bytes, more than a quarter of the free memory")
         with self.archive.open(self.name) as file:
             _header(file)
             return self._array(file.read(), self.shape)
@@ -214,7 +247,7 @@ class _Member:
     def pickled(self) -> Any:
         with self.archive.open(self.name) as file:
             _header(file)
-            return pickles.loads(file.read())
+            return pickles.loads(file.read(), self.archive.getinfo(self.name).compress_size)
 
     def _array(self, data: bytes, shape: tuple[int, ...]) -> Array:
         flat = np.frombuffer(bytearray(data), self.dtype)
@@ -277,7 +310,7 @@ def pfllib(
 def is_pfllib(path: Path) -> bool:
     """Whether an archive is a client's file of PFLlib."""
     try:
-        with ZipFile(path) as archive:
+        with _archive(path) as archive:
             return archive.namelist() == ["data.npy"]
     except Exception:  # damaged: the reader of .npz says so
         return False
@@ -312,7 +345,7 @@ def _configured(path: Path) -> set[str]:
 
 
 def _pair(file: Path) -> tuple[Array, Array]:
-    with ZipFile(file) as archive:
+    with _archive(file) as archive:
         if "data.npy" not in archive.namelist():
             raise ValueError(f"no entry 'data'; it has {', '.join(archive.namelist()) or 'none'}")
         member = _Member(archive, "data", objects=True)
@@ -326,6 +359,8 @@ def _pair(file: Path) -> tuple[Array, Array]:
 
 def _features(given: Any) -> Array:
     """Arrays as they are; texts, which PFLlib keeps as pairs (tokens, length), as tokens [n, length]."""
+    if has_texts(given):
+        raise ValueError("x holds texts")
     x: Array = given if isinstance(given, np.ndarray) else np.array(given, dtype=object if _ragged(given) else None)
     if x.dtype.kind == "O":
         rows = [row[0] if len(row) == 2 and isinstance(row[0], (list, np.ndarray)) else row for row in x.tolist()]
@@ -340,6 +375,8 @@ def _ragged(x: Any) -> bool:
 
 
 def _labels(given: Any) -> Array:
+    if has_texts(given):
+        raise ValueError("y holds texts")
     y: Array = np.asarray(given)
     if y.dtype.kind not in "biuf" or y.ndim == 0:
         raise ValueError(f"y holds {y.dtype} of shape {list(y.shape)}")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from coterie import memory
 from coterie.data.features import Feature
-from coterie.data.labels import alike, are_targets, written
+from coterie.data.labels import alike, are_targets, name_of, written
 from coterie.data.readers.refusals import EXAMPLES, MINUS_ONE, UNLABELLED, Problems
 from coterie.data.readers.samples import Pile
 from coterie.errors import CoterieError, counted
@@ -101,7 +101,7 @@ def collect(
             if client not in found.names:
                 problems.add("clients have no samples", client)
         if not found.ys:
-            said = problems.sentences()
+            said = [*problems.sentences(), *dict.fromkeys(problems.remedies)]
             raise problems.error(f"{name} holds no samples" + (f": {'; '.join(said)}." if said else "."))
         source = found.source(pile, name, classes, regression)
     finally:
@@ -216,6 +216,11 @@ class _Found:
         self.named = True
         if isinstance(piece.client, str):
             return np.full(n, self.names.setdefault(piece.client, len(self.names)), dtype=np.int64)
+        if piece.client.dtype.kind == "O":  # as an array of texts, each would take the room of the longest
+            said = [str(name) for name in piece.client]
+            for name in sorted(set(said)):
+                self.names.setdefault(name, len(self.names))
+            return np.array([self.names[name] for name in said], dtype=np.int64)
         distinct, inverse = np.unique(np.asarray(piece.client).astype(str), return_inverse=True)
         codes = np.array([self.names.setdefault(str(name), len(self.names)) for name in distinct], dtype=np.int64)
         return codes[inverse]
@@ -296,7 +301,7 @@ def features(x: Array, shape: tuple[int, ...] | None = None) -> Tensor:
                 raise CoterieError(f"uint8 images must be [N, H, W, C] with at most 4 channels, got {list(x.shape)}")
             pixels = pixels.permute(0, 3, 1, 2)  # [n, C, H, W]
         # In place, so that a large image set is held once.
-        block = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255).sub_(0.5).div_(0.5)
+        block = from_pixels(pixels.to(torch.float32, memory_format=torch.contiguous_format), 255)
     else:
         block = numbers(x, "x")
     if block.ndim < 2:
@@ -306,6 +311,11 @@ def features(x: Array, shape: tuple[int, ...] | None = None) -> Tensor:
             raise CoterieError(f"a sample has {block[0].numel()} values, which is no shape {list(shape)}")
         block = block.reshape(len(block), *shape)
     return block
+
+
+def from_pixels(values: Tensor, top: int) -> Tensor:
+    """Pixels from 0 to `top`, as float32, brought to -1 to 1 in place."""
+    return values.div_(top).sub_(0.5).div_(0.5)
 
 
 def numbers(array: Array, what: str) -> Tensor:
@@ -416,6 +426,16 @@ def names(values: Sequence[str | None]) -> Array:
     return made
 
 
+def has_texts(values: Any) -> bool:
+    """Whether texts are among nested values: numpy's array of them would have room for the longest one everywhere."""
+    if isinstance(values, np.ndarray):
+        return values.dtype.kind in "SU" or (values.dtype.kind == "O" and has_texts(values.tolist()))
+    if not isinstance(values, (list, tuple)):
+        return False
+    kinds = set(map(type, values))
+    return bool(kinds & {str, bytes}) or (bool(kinds & {list, tuple, np.ndarray}) and any(map(has_texts, values)))
+
+
 def _labelled(y: Array) -> Array:
     if y.dtype.kind == "f":
         return np.asarray(~np.isnan(y).reshape(len(y), -1).any(1))
@@ -426,7 +446,7 @@ def _labelled(y: Array) -> Array:
 
 def _texts(piece: Array) -> Array:
     if piece.dtype.kind == "f":
-        return names([written(v) for v in piece.tolist()])
+        return names([name_of(v) for v in piece.tolist()])
     return names([str(v).strip() for v in piece.tolist()])
 
 

@@ -11,9 +11,13 @@ from typing import Any
 
 from coterie.errors import CoterieError, NoLabels, counted
 
+UNPACKED, PACKED = 1 << 30, 500
+"""A file may become so many bytes, or so many times its own size, whichever is more."""
 EXAMPLES = 4
 """How many places a problem names; the others are counted."""
 UNLABELLED, MINUS_ONE = "samples have no label", "samples have the label -1, which stands for none"
+SPELLED = "clients appear in several spellings"
+"""What skip=true does not leave out: it takes them as different clients."""
 
 
 class Problems:
@@ -58,11 +62,15 @@ class Problems:
         """Raise one report; with `skip` return it instead."""
         if not self._found:
             return ()
+        said = dict(zip(self._found, self.sentences(), strict=True))
         if skip:
-            return tuple(f"left out: {sentence}" for sentence in self.sentences())
-        ways = "".join(f", {way}" for way in dict.fromkeys(self.remedies))
-        raise self.error(f"{name} cannot be used as it is. {'; '.join(self.sentences())}. Mend this{ways}, or leave it "
-                         "out with skip=true.")
+            return tuple(f"{sentence}; they are taken as different clients" if kind == SPELLED else
+                         f"left out: {sentence}" for kind, sentence in said.items())
+        ways = [*self.remedies, *(["take such clients as different ones with skip=true"] if SPELLED in said else []),
+                *(["leave it out with skip=true"] if said.keys() != {SPELLED} else [])]
+        *most, last = dict.fromkeys(ways)
+        raise self.error(f"{name} cannot be used as it is. {'; '.join(said.values())}. Mend this"
+                         f"{''.join(f', {way}' for way in most)}, or {last}.")
 
 
 ONE = {"have": "has", "appear": "appears", "lie": "lies", "belong": "belongs", "are": "is"}
@@ -101,7 +109,21 @@ def reading(path: object, kind: str) -> Iterator[None]:
         raise CoterieError(f"'{path}' cannot be read as {kind}: {reason(error)}") from error
 
 
+def refuse_bomb(packed: int, unpacked: int) -> None:
+    """Raise where few bytes say of themselves that they become very many: they would fill memory and disk for hours."""
+    if unpacked > max(UNPACKED, PACKED * packed):
+        raise ValueError(f"{packed} bytes would become {unpacked}, more than {PACKED} times as many")
+
+
 def reason(error: BaseException) -> str:
-    """An error of a file's library as the end of a sentence."""
+    """An error of a file's library as the end of a sentence; of what `files` says, the end."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.object[error.start]:#04x} is not written in UTF-8; save the file as UTF-8"
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if type(error).__name__ == "UnidentifiedImageError":
+        return "no image"
+    if isinstance(error, CoterieError):
+        return str(error).rpartition(": ")[2].removesuffix(".")
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 120 else text[:117] + "..."

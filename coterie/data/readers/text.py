@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from coterie.errors import CoterieError, unknown
+from coterie.errors import CoterieError, counted, unknown
+from coterie.files import in_file
+from coterie.trust import code
 
 Tokenizer = Callable[[str], Sequence[int]]
 WORDS = 32_000
 LENGTH = 64
 _WORD = re.compile(r"\w+|[^\w\s]")
+HELD = 0.95
+"""Share of the texts that a length should hold; where it holds fewer, a note says how many were cut."""
+UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
+"""Letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, which have no blanks between words."""
+PHRASE = 6
+"""Such letters side by side, on average, from which on they are phrases and no words that somebody set apart."""
+KEPT = 500_000
+"""Different texts that are remembered, each as a number, to be told from others; later ones are not."""
 
 
 def word_numbers(text: str, words: int = WORDS) -> list[int]:
@@ -29,55 +38,91 @@ def character_numbers(text: str, words: int = WORDS) -> list[int]:
 
 
 BUILT_IN = {"words": word_numbers, "characters": character_numbers}
+RULES = {
+    "words": r"lower-case words and signs, found by \w+|[^\w\s], each 1 + crc32(its UTF-8 bytes) % (words - 1)",
+    "characters": "each character 1 + its Unicode number % (words - 1)",
+}
+"""What the built-in tokenizers do, for programs that must do the same."""
 
 
-def tokenizer_of(given: str | Tokenizer, words: int, length: int) -> Tokenizer:
+class Cutter:
     """A function text -> exactly `length` numbers below `words`: cut at the end, or filled up with 0.
 
     `given` is words, characters, file.py:function, or a function text -> numbers. No vocabulary is learned, so that
-    every site numbers its words alike without seeing the others' texts.
+    every site numbers its words alike without seeing the others' texts. What was cut is counted for `notes`.
     """
-    if words < 2 or length < 1:
-        raise CoterieError(f"words must be at least 2 and length at least 1, not {words} and {length}.")
-    if isinstance(given, str):
-        call: Callable[[str], Any] = _named(given, words)
-    elif callable(given):
-        call = given
-    else:
-        raise CoterieError(f"a tokenizer is words, characters, file.py:function or a function, not {given!r}.")
 
-    def tokens(text: str) -> list[int]:
+    def __init__(self, given: str | Tokenizer, words: int, length: int) -> None:
+        if words < 2 or length < 1:
+            raise CoterieError(f"words must be at least 2 and length at least 1, not {words} and {length}.")
+        if isinstance(given, str):
+            self._call: Callable[[str], Any] = _named(given, words)
+        elif callable(given):
+            self._call = given
+        else:
+            raise CoterieError(f"a tokenizer is words, characters, file.py:function or a function, not {given!r}.")
+        self.title, self.words, self.length = _title(given), words, length
+        self._lengths: Counter[int] = Counter()  # how many texts have so many tokens
+        self._unspaced = 0  # texts whose phrases became a word each
+        self._texts: set[int] = set()
+        self._samples: set[int] = set()
+
+    def __call__(self, text: str) -> list[int]:
         try:
-            found = [int(n) for n in call(text)]
+            found = [int(n) for n in self._call(text)]
         except Exception as error:
-            raise CoterieError(f"the tokenizer {_title(given)} fails on '{text[:40]}': {error}") from error
-        if found and not (min(found) >= 0 and max(found) < words):
+            raise CoterieError(f"the tokenizer {self.title} fails on '{text[:40]}': {error}") from error
+        if found and not (min(found) >= 0 and max(found) < self.words):
             wrong = min(found) if min(found) < 0 else max(found)
-            raise CoterieError(f"the tokenizer {_title(given)} gives the number {wrong}; with words={words} it must be "
-                               f"from 0 to {words - 1}.")
-        return (found + [0] * length)[:length]
+            raise CoterieError(f"the tokenizer {self.title} gives the number {wrong}; with words={self.words} it must "
+                               f"be from 0 to {self.words - 1}.")
+        tokens = (found + [0] * self.length)[: self.length]
+        self._lengths[len(found)] += 1
+        if self.title == "words" and (runs := UNSPACED.findall(text)):
+            self._unspaced += sum(map(len, runs)) >= PHRASE * len(runs)
+        if len(self._texts) < KEPT:
+            self._texts.add(hash(text))
+            self._samples.add(hash(tuple(tokens)))
+        return tokens
 
-    return tokens
+    def notes(self) -> list[str]:
+        """Texts that were cut, texts without blanks between words, and different texts that became equal samples, where
+        these are more than a few."""
+        total, cut = self._lengths.total(), sum(n for size, n in self._lengths.items() if size > self.length)
+        said = []
+        if cut > (1 - HELD) * total:
+            held, enough = 0, 0
+            for enough in sorted(self._lengths):
+                held += self._lengths[enough]
+                if held >= HELD * total:
+                    break
+            said.append(f"{cut} of {counted(total, 'text')} {'is' if cut == 1 else 'are'} longer than "
+                        f"length={self.length} and {'was' if cut == 1 else 'were'} cut; length={enough} holds "
+                        f"{HELD:.0%} of them".replace("%", " %"))
+        if self._unspaced > (1 - HELD) * total:
+            said.append(f"{self._unspaced} of {counted(total, 'text')} {'has' if self._unspaced == 1 else 'have'} no "
+                        "blanks between words, as Chinese, Japanese or Thai, so whole phrases became a word each; "
+                        "tokenizer=characters reads such texts")
+        texts, samples = len(self._texts), len(self._samples)
+        if texts - samples > (1 - HELD) * texts:
+            way = "a larger length= keeps more of each" if cut else f"tokenizer={self.title} tells no more of them"
+            said.append(f"{texts} different texts became {counted(samples, 'different sample')}: {way}")
+        return said
+
+    def encoding(self) -> dict[str, Any]:
+        """How texts become numbers, as a table's encoding says it."""
+        rule = {"rule": f"{RULES[self.title]}; cut at length, or filled up with 0"} if self.title in RULES else {}
+        return {"tokenizer": self.title, "words": self.words, "length": self.length, **rule}
 
 
 def _named(given: str, words: int) -> Callable[[str], Any]:
     if given in BUILT_IN:
         return lambda text: BUILT_IN[given](text, words)
-    file, colon, name = given.rpartition(":")
-    if not colon or not file.endswith(".py"):
+    file = in_file(given)
+    if file is None or file[2]:
         raise unknown("tokenizer", given, [*BUILT_IN, "file.py:function"])
-    path = Path(file)
-    if not path.is_file():
-        raise CoterieError(f"there is no file '{path}' to take the tokenizer {name} from.")
-    spec = importlib.util.spec_from_file_location(f"coterie_tokenizer_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise CoterieError(f"'{path}' cannot be imported: {type(error).__name__}: {error}") from error
+    path, name = Path(file[0]), file[1]
+    module = code.module(path, f"the tokenizer {name}")
     found = getattr(module, name, None)
     if not callable(found):
         raise unknown(f"function in {path}", name, [n for n, v in vars(module).items() if callable(v)])

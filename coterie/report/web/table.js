@@ -39,7 +39,8 @@ function table() {
   for (const stage of stages())
     for (const name of ["mean", "worst"]) {
       const group = all.filter((l) => l.stage === stage),
-        values = group.filter((l) => !l.outcome).map((l) => l[name]).filter(known);
+        behind = group.some((l) => l.outcome === "not finished"),
+        values = behind ? [] : group.filter((l) => !l.outcome).map((l) => l[name]).filter(known);
       if (group.length < 2 || !values.length) continue;
       const text = printed[name]({ [name]: looked().higher ? Math.max(...values) : Math.min(...values) });
       if (2 * group.filter((l) => printed[name](l) === text).length <= group.length) best[stage + name] = text;

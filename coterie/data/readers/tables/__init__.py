@@ -6,7 +6,8 @@ origin (Hugging Face data sets) take the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from coterie.data.readers.formats import Format
@@ -18,6 +19,7 @@ from coterie.data.readers.tables.rows import (
     CLIENT,
     CSV,
     PARQUET,
+    PLAIN,
     Decimal,
     Dialect,
     Rows,
@@ -27,6 +29,7 @@ from coterie.data.readers.tables.rows import (
 )
 from coterie.data.readers.tables.schema import Encoding, read_schema
 from coterie.data.readers.text import LENGTH, WORDS, Tokenizer
+from coterie.data.readers.unread import unread
 from coterie.errors import CoterieError, counted
 
 
@@ -38,7 +41,7 @@ def table(
     shape: str | None = None, skip: bool = False, group: str | None = None, separator: str | None = None,
     decimal: Decimal = "auto",
 ) -> Source:
-    """A csv or parquet file, or a folder of them with one file a client.
+    """A csv or parquet file, or a folder of them with one file a client. Plain text of another name is read as csv.
 
     `label`, `client` and `split` name columns (by default those of that name), and so does `group`, whose rows of one
     value stay on one side of a split. Columns of numbers are features as they
@@ -53,11 +56,15 @@ def table(
     files = [path] if path.is_file() else table_files(path)
     if not files:
         raise CoterieError(f"there is no table '{path}'")
+    if files[0].suffix.lower() not in (*CSV, *PLAIN, *PARQUET):
+        raise CoterieError(f"a table is a file {', '.join((*CSV, *PLAIN[:-1], *PARQUET[:-1]))} or {PARQUET[-1]}, or a "
+                           f"folder of csv and parquet files; '{path.name}' is none of them.")
     problems = Problems()
     problems.totals["files"] = len(files)
 
     roles = Roles(label, client, split, text, x, ignore, group)
-    dialects = {file: Dialect.of(file, separator, decimal) for file in files if file.suffix in CSV}
+    dialects = {file: Dialect.of(file, separator, decimal) for file in files
+                if file.suffix.lower() not in PARQUET}
     known = kinds_of(dialects, *_named_by(roles, schema, regression, path.is_dir()))
 
     def _rows(file: Path) -> Iterator[Rows]:
@@ -81,7 +88,7 @@ def table(
                   fill=fill, tokenizer=tokenizer, words=words, length=length, classes=classes, regression=regression,
                   schema=schema, shape=shape, skip=skip,
                   clients=[file.stem for file in files] if path.is_dir() and client is None else (),
-                  notes=_said(dialects), decimal=decimal)
+                  notes=[*_said(dialects), *_left(path, files, schema)], decimal=decimal)
 
 
 def _named_by(
@@ -106,8 +113,17 @@ def _said(dialects: Mapping[Path, Dialect]) -> list[str]:
             for sign in dict.fromkeys(d.called for d in found.values())]
 
 
+def _left(path: Path, files: Sequence[Path], schema: str | Encoding | None) -> list[str]:
+    """A note on what else lies in a folder of tables."""
+    if not path.is_dir():
+        return []
+    written = [] if schema is None or isinstance(schema, dict) else [path / os.path.relpath(schema, path)]
+    return unread(path, {*files, *written}, f"of a folder of tables, {', '.join((*CSV, *PARQUET[:-1]))} and "
+                                            f"{PARQUET[-1]} files are read that lie in it directly")
+
+
 def table_files(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if p.suffix in (*CSV, *PARQUET)) if path.is_dir() else []
+    return sorted(p for p in path.iterdir() if p.suffix.lower() in (*CSV, *PARQUET)) if path.is_dir() else []
 
 
 READS = (

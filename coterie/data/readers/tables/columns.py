@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from coterie.data.labels import written
+from coterie.data.labels import alike, name_of, written
 from coterie.data.readers.pieces import Array, Places
-from coterie.data.readers.refusals import EXAMPLES, Problems
+from coterie.data.readers.refusals import EXAMPLES, SPELLED, Problems
 from coterie.data.readers.tables.rows import CLIENT, SPLIT, Reading, Rows, parsed
 from coterie.data.readers.tables.suspicious import KEPT, Signs
 from coterie.errors import CoterieError, unknown
@@ -91,7 +91,7 @@ def learn(
     the same ones, those of `roles.ignore` left out.
     """
     found: dict[str, Column] = {}
-    total, spelled, first, seen = 0, dict[str, str](), "", set[str]()
+    total, clients, first, seen = 0, dict[str, None](), "", set[str]()
     for block in rows(problems):
         if not len(block):
             continue
@@ -101,11 +101,7 @@ def learn(
             _agree(found, block, first, roles, followed)
         total += len(block)
         owner = clients_of(block, role_of(roles.client, "client", block.columns, CLIENT))
-        for client in dict.fromkeys(owner):
-            plain = client.strip().lower()
-            if client and spelled.setdefault(plain, client) != client:
-                problems.add("clients appear twice", client, why=f"also spelled '{spelled[plain]}'")
-                spelled[plain] = client
+        clients |= dict.fromkeys(filter(None, owner))
         for column, values in block.columns.items():
             if column not in found and total > len(block):
                 continue  # not in the files before, and not asked for
@@ -116,7 +112,9 @@ def learn(
                                    f"{list(known.shape)} before.")
             known.decimal |= column in block.decimals
             _look(known, values, owner, block.places)
-    return Learned(found, total, len(spelled), seen)
+    for each in alike(clients):
+        problems.add(SPELLED, " and ".join(f"'{name}'" for name in each))
+    return Learned(found, total, len(clients), seen)
 
 
 def _agree(
@@ -151,11 +149,11 @@ def _look(known: Column, values: Array, owner: Sequence[str], places: Places) ->
         known.signs.look(values, places)
     if values.dtype.kind == "f":
         lost = np.isnan(values).reshape(len(values), -1).any(1)
-        fine = values[~np.isnan(values)]
         if values.ndim == 1:
+            fine = values[~np.isnan(values)]
             known.count(fine[np.isfinite(fine)])
-        if known.categories is not None and values.ndim == 1:
-            known.categories |= {written(v) for v in np.unique(fine)[: CATEGORIES + 1]}
+            if known.categories is not None:
+                known.categories |= {written(v) for v in np.unique(fine)[: CATEGORIES + 1]}
     else:
         lost = np.array([value is None for value in values], dtype=bool)
         known.numeric = False
@@ -194,12 +192,12 @@ def role_of(given: str | None, usual: str, columns: Mapping[str, Any], made: str
 
 
 def clients_of(block: Rows, column: str | None) -> list[str]:
-    """The client of each row; empty where it is missing."""
+    """The client of each row, or what else a column names; empty where it is missing."""
     if column is None:
         return [""] * len(block)
     values = block.columns[column]
     if values.ndim != 1:
-        raise CoterieError(f"column '{column}' holds several values a row, so it names no clients.")
+        raise CoterieError(f"column '{column}' holds several values a row, so it names no client, group or split.")
     if values.dtype.kind == "f":
-        return ["" if np.isnan(v) else written(v) for v in values]
+        return ["" if np.isnan(v) else name_of(v) for v in values]
     return ["" if v is None else v for v in values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from coterie.data.features import Feature
-from coterie.data.labels import alike, are_targets, written
+from coterie.data.labels import alike, are_targets, name_of, written
 from coterie.data.readers.pieces import SPLIT_WORDS, Array, Piece, Source, class_list, collect, names
 from coterie.data.readers.refusals import Problems
 from coterie.data.readers.tables import suspicious
@@ -24,9 +25,9 @@ from coterie.data.readers.tables.columns import (
     learn,
     role_of,
 )
-from coterie.data.readers.tables.rows import CLIENT, SPLIT, Decimal, Reading, Rows, parsed
-from coterie.data.readers.tables.schema import Encoding, read_schema, unit_of, write_schema
-from coterie.data.readers.text import Tokenizer, tokenizer_of
+from coterie.data.readers.tables.rows import CLIENT, LABEL, SPLIT, Decimal, Reading, Rows, parsed, unlabelled
+from coterie.data.readers.tables.schema import Encoding, read_schema, unit_of, without_labels, write_schema
+from coterie.data.readers.text import RULES, Cutter, Tokenizer
 from coterie.errors import CoterieError, NoLabels
 
 LARGE = 10.0
@@ -43,16 +44,25 @@ def encode(
 ) -> Source:
     """Learn the columns, then encode them."""
     followed = schema if isinstance(schema, dict) else read_schema(schema)
+    if followed is not None and followed.get("label") == LABEL:
+        labelled = rows
+
+        def rows(told: Problems | None) -> Iterator[Rows]:
+            return map(unlabelled, labelled(told))
+
     table = learn(rows, roles, problems, None if followed is None else followed["columns"])
     if not table.rows:
         said = problems.sentences()
         raise CoterieError(f"{name} holds no rows" + (f": {'; '.join(said)}." if said else "."))
     regression = False if classes and not regression else regression
-    encoder = _ColumnEncoder(name, table, roles, regression, followed, scale, fill, decimal)
+    by = "the run" if isinstance(schema, dict) else "the schema"  # whoever has no file of it never met the word
+    encoder = _ColumnEncoder(name, table, roles, regression, followed, scale, fill, decimal, by)
     encoder.classes = class_list(classes) or encoder.classes
-    cutter = tokenizer_of(tokenizer, words, length)
+    cutter = Cutter(tokenizer, words, length)
+    if encoder.text is not None:
+        encoder.cut_by(cutter, followed)
     notes = [*notes, *encoder.report(problems, table.rows), *encoder.suspicions(table)]
-    if isinstance(schema, str) and not Path(schema).exists():
+    if isinstance(schema, str) and not os.path.exists(schema):
         write_schema(Path(schema), encoder.encoding())
 
     def pieces() -> Iterator[Piece]:
@@ -64,36 +74,40 @@ def encode(
     source = collect(pieces(), name, problems, skip=skip, classes=encoder.classes,
                      regression=encoder.regression, shape=shape, clients=clients, notes=notes)
     names = None if source.classes is None else list(source.classes)
-    return replace(source, encoding={**encoder.encoding(), "classes": names},
+    return replace(source, encoding={**encoder.encoding(), "classes": names}, notes=(*source.notes, *cutter.notes()),
                    features=encoder.features(table.rows, length))
 
 
 class _ColumnEncoder:
-    """How each column is encoded."""
+    """How each column is encoded; `by` is what the schema that is followed is called."""
 
     def __init__(
         self, name: str, table: Learned, roles: Roles, regression: bool | None, schema: Encoding | None,
-        scale: bool, fill: str | None, decimal: Decimal = "auto",
+        scale: bool, fill: str | None, decimal: Decimal = "auto", by: str = "the schema",
     ) -> None:
         self.found = found = table.columns
-        self.decimal = decimal
+        self.by = by
+        self.decimal, self.roles = decimal, roles
         told = (schema or {}).get("label")
         self.label = role_of(roles.label, told or "label", found)
         if self.label is None and told is not None:
-            raise NoLabels(f"{name} has no column '{told}', which would hold the labels.")
+            raise without_labels(name, told)
         if self.label is None:
             listed = ", ".join(c for c in found if not c.startswith("\0"))
             raise NoLabels(f"{name} has no column 'label'; say which it is: label=NAME (there are {listed}).")
         self.client = role_of(roles.client, (schema or {}).get("client") or "client", found, CLIENT)
         self.split = role_of(roles.split, "split", found, SPLIT)
-        self.text = role_of(roles.text, "\0", found)
+        self.text = role_of(roles.text, (schema or {}).get("text") or "\0", found)
+        if self.text is None and (schema or {}).get("text") is not None:
+            raise CoterieError(f"{name} has no column '{(schema or {})['text']}', whose text {by} needs; add it.")
+        self.tokens: Encoding = {}  # how texts become numbers
         self.group = role_of(roles.group, (schema or {}).get("group") or "\0", found)
         if self.group is not None and self.group in (self.label, self.client, self.split):
             raise CoterieError(f"column '{self.group}' is the label, the client or the split already, so it cannot be "
                                "the group as well; name another column.")
         wanted = columns_named(roles.x, found)
         ignored = columns_named(roles.ignore, dict.fromkeys([*found, *sorted(table.seen)]))
-        self.chosen = wanted
+        self.chosen, self.ignored = wanted, ignored
         taken = (self.label, self.client, self.split, CLIENT, SPLIT, self.group)
         self.columns = wanted or [c for c in found if c not in taken and c not in ignored]
         self.classes: list[str] | None = None
@@ -117,9 +131,16 @@ class _ColumnEncoder:
             self._follow(schema, name)
         elif self.text is None:
             self._settle()
+        if both := [c for c in self.columns if c in ignored]:
+            by = "x" if wanted else "text" if self.text is not None else by
+            raise CoterieError(f"column '{both[0]}' is taken by {by} and left out by ignore; name it in one of them.")
         if not self.columns:
             raise CoterieError(f"{name} has no columns left for features.")
         self.scale, self.fill = self._scale(schema, scale), self._fill(schema, fill)
+        if schema is None:
+            self.constant = [column for column in self.scale or () if not self.found[column].deviation] or None
+        else:
+            self.constant = schema.get("constant") or None
 
     def _numbers(self) -> list[str]:
         """The columns that are one number a row."""
@@ -149,6 +170,10 @@ class _ColumnEncoder:
             if self.arrays:
                 raise CoterieError(f"fill=mean is for columns of numbers, and '{self.arrays[0]}' holds arrays.")
             known = (schema or {}).get("scale") or {}
+            empty = [c for c in self._numbers() if c not in known and not self.found[c].n]
+            if empty and schema is not None:  # others' data have the column, so it is not to be left out
+                raise CoterieError(f"column '{empty[0]}' is empty, so it has no mean, and {self.by} says none; say "
+                                   "what to fill in, fill=NUMBER.")
             return {c: float(known[c][0] if c in known else self.found[c].mean) for c in self._numbers()}
         number = parsed(wanted)
         if number is None or not math.isfinite(number):
@@ -163,19 +188,30 @@ class _ColumnEncoder:
             "columns": self.categories, "label": self.label, "client": client, "classes": self.classes or classes,
             "regression": self.targets,
         }
-        more = (("scale", self.scale), ("fill", self.fill), ("group", self.group))
-        return made | {k: v for k, v in more if v is not None}
+        more = (("scale", self.scale), ("constant", self.constant), ("fill", self.fill), ("group", self.group))
+        return made | {k: v for k, v in more if v is not None} | self.tokens
+
+    def cut_by(self, cutter: Cutter, schema: Encoding | None) -> None:
+        """Texts are cut so; another way than that of the schema that is followed is refused."""
+        self.tokens = {"text": self.text, **cutter.encoding()}
+        for option in ("tokenizer", "words", "length"):
+            told, given = (schema or {}).get(option), self.tokens[option]
+            own = option == "tokenizer" and told not in RULES  # somebody's function, which may lie elsewhere here
+            if told is not None and told != given and not own:
+                raise CoterieError(f"texts are cut with {option}={told} by {self.by}, and with {option}={given} here; "
+                                   f"say {option}={told}.")
 
     def _require_points(self, column: str) -> None:
-        """Refuse numbers with a decimal comma, and points among such: as texts they would be categories unsaid."""
+        """Refuse numbers with a decimal comma, and others among such: as texts they would be categories unsaid."""
         known = self.found[column]
         signs = known.signs
         if known.numeric or not signs.commas:
             return
-        if self.decimal == "comma" and signs.point:
+        if self.decimal == "comma" and signs.unread:
+            way = "" if column == self.label else f", or leave the column out with ignore={column}"
             raise CoterieError(
-                f"column '{column}' holds numbers with a decimal point ({signs.point}), and decimal=comma is for all "
-                f"files: write all of them alike, or leave the column out with ignore={column}."
+                f"column '{column}' holds a number that decimal=comma cannot read ({signs.unread}): in all files, "
+                f"write decimals with a comma and thousands without a sign, so for 1.234 either 1,234 or 1234{way}."
             )
         if self.decimal == "auto" and signs.comma and known.decimal:
             raise CoterieError(
@@ -185,8 +221,9 @@ class _ColumnEncoder:
             )
         if self.decimal == "auto" and signs.comma:
             raise CoterieError(
-                f"column '{column}' holds numbers with a comma ({known.signs.comma}): decimal=comma reads 3,5 as 3.5, "
-                "decimal=point takes them as texts, and commas that mark thousands must be taken out of the file."
+                f"column '{column}' holds numbers with a comma or points for thousands ({signs.comma}): decimal=comma "
+                "reads 3,5 as 3.5 and 1.234.567 as 1234567, decimal=point takes them as texts, and commas that mark "
+                "thousands must be taken out of the file."
             )
 
     def _settle(self) -> None:
@@ -209,11 +246,14 @@ class _ColumnEncoder:
         self.columns, self.categories = list(schema["columns"]), dict(schema["columns"])
         for column in self.columns:
             if column not in self.found:
-                raise CoterieError(f"{name} has no column '{column}', which the schema asks for.")
+                filled = "are filled in as there" if schema.get("fill") else (
+                    "fill=mean fills in" if schema.get("scale") else "fill=NUMBER fills in")
+                raise CoterieError(f"{name} has no column '{column}', which {self.by}'s data have: add it, with empty "
+                                   f"cells where nothing is known, which {filled}.")
             if self.categories[column] is None and not self.found[column].numeric:
                 self._require_points(column)
-                raise CoterieError(f"column '{column}' of {name} must hold numbers, as the schema says; it holds "
-                                   f"{self.found[column].signs.strange}.")
+                raise CoterieError(f"column '{column}' of {name} must hold numbers, as {self.by} says; it holds "
+                                   f"{self.found[column].signs.strange or self.found[column].signs.comma}.")
 
     def report(self, problems: Problems, total: int) -> list[str]:
         """Missing values, by column and client; a note instead where they are filled in, or where scales differ."""
@@ -228,6 +268,10 @@ class _ColumnEncoder:
             notes.append(f"columns hold large numbers, taken as they are: {some}; models train badly on these, and "
                          "scale=true brings every column to mean 0 and deviation 1"
                          + ("; scores stay in the target's own unit" if str(self.label) in large else ""))
+        for column, usual in ((self.label, "label"), (self.client, "client"), (self.split, "split")):
+            if column in self.ignored and getattr(self.roles, usual) is None:
+                notes.append(f"column '{column}' is left out of the features by ignore, and it is the {usual} still, "
+                             "by its name; call it otherwise in the file if it is not")
         notes += self._spelled()
         problems.totals["rows"] = total
         for column in dict.fromkeys([*self.columns, self.client, self.split, self.group]):
@@ -237,9 +281,13 @@ class _ColumnEncoder:
             role = column in (self.client, self.split, self.group)
             if not role and self.fill is not None and self.text is None:
                 what = f"{self.fill.get(column, 0):g}" if self.categories.get(column) is None else "no category"
-                notes.append(f"filled in: column '{title}' lacked {missing.total()} of {total} values ({what})")
+                empty = missing.total() == total and not self.followed  # a schema's columns cannot be left out
+                way = f"; it is empty, and ignore={column} leaves it out" if empty else ""
+                notes.append(f"filled in: column '{title}' lacked {missing.total()} of {total} values ({what}){way}")
                 continue
-            if not role and self.text is None:
+            if not role and self.text is None and missing.total() == total and not self.followed:
+                problems.remedies.append(f"leave the empty column out with ignore={column}")
+            elif not role and self.text is None:
                 problems.remedies.append("fill the gaps with fill=mean")
             problems.add_counted(f"rows have no value in column '{title}'", dict(missing), self.found[column].gaps)
         return notes
@@ -261,9 +309,10 @@ class _ColumnEncoder:
         return notes
 
     def suspicions(self, table: Learned) -> list[str]:
-        """Notes on columns that are probably no features, and on groups; none where a schema decides what is read."""
+        """Notes on codes for missing numbers, and, where no schema decides what is read, on columns that are probably
+        no features and on groups."""
         if self.followed:
-            return []
+            return self._codes()
         columns = [c for c in self.columns if self.text is None and not self.found[c].shape]
         taken = {self.label, self.client, self.split, self.group, *self.columns}
         others = [c for c in self.found if c not in taken and not c.startswith("\0") and not self.found[c].shape]
@@ -271,10 +320,19 @@ class _ColumnEncoder:
             {c: known.signs for c, known in self.found.items()}, {c: known.numeric for c, known in self.found.items()},
             columns, self.chosen, others, table.clients, self.group is not None or self.split is not None,
         )
-        measured = [*self._numbers(), *([str(self.label)] if self.targets else [])]
-        for column in measured:
+        return said + self._codes()
+
+    def _codes(self) -> list[str]:
+        """Notes on numbers that may stand for missing ones."""
+        said, out = [], "leave their rows out with skip=true"
+        way = f" and fill the gaps with fill=mean, or {out}" if self.fill is None else ", and they are filled in"
+        for column in self._numbers():
             known = self.found[column]
-            said += suspicious.missing_codes(column, known.signs, known.n, known.mean, known.squares)
+            said += suspicious.missing_codes(column, known.signs, known.n, known.mean, known.squares, way)
+        if self.targets:  # nobody fills in what is to be predicted
+            known = self.found[str(self.label)]
+            said += suspicious.missing_codes(
+                str(self.label), known.signs, known.n, known.mean, known.squares, f" and {out}")
         return said
 
     def features(self, total: int, length: int) -> tuple[Feature, ...]:
@@ -296,7 +354,7 @@ class _ColumnEncoder:
                 made.append(Feature(column, kind, 1, low, high, missing=missing))
         return tuple(made)
 
-    def piece(self, block: Rows, cutter: Tokenizer, problems: Problems) -> Piece | None:
+    def piece(self, block: Rows, cutter: Cutter, problems: Problems) -> Piece | None:
         good = np.ones(len(block), dtype=bool)
         for column in dict.fromkeys([*self.columns, self.client, self.split, self.group]):
             if column is None or (self.fill is not None and self.text is None and column in self.columns
@@ -343,16 +401,16 @@ class _ColumnEncoder:
             for k, word in enumerate(_words(block.columns[column])):
                 if good[k] and word is not None and word not in known:
                     good[k] = False
-                    problems.add(f"rows have a value in column '{column}' that the schema lacks",
+                    problems.add(f"rows have a value in column '{column}' that {self.by} lacks",
                                  block.places(k), why=f"'{word}'")
 
     def _split(self, block: Rows, good: Array, problems: Problems) -> Array:
-        values = block.columns[str(self.split)]
-        words = ["" if v is None else str(v).strip().lower() for v in values.tolist()]
+        said = clients_of(block, self.split)
+        words = [word.lower() for word in said]
         for k in np.flatnonzero(good).tolist():
             if words[k] not in SPLIT_WORDS:
                 good[k] = False
-                problems.add("rows have an unknown split", block.places(k), why=f"'{words[k]}'")
+                problems.add("rows have a split other than train, val and test", block.places(k), why=f"'{said[k]}'")
         return np.array([SPLIT_WORDS.get(word, 0) for word in words], dtype=np.int8)
 
     def _labels(self, values: Array) -> Array:
@@ -360,9 +418,9 @@ class _ColumnEncoder:
             return values
         if self.targets:
             return values if unit_of(self.encoding()) is not None else values.astype(np.float32)
-        return names([None if np.isnan(v) else written(v) for v in values])
+        return names([None if np.isnan(v) else name_of(v) for v in values])
 
-    def _features(self, kept: Mapping[str, Array], cutter: Tokenizer) -> Array:
+    def _features(self, kept: Mapping[str, Array], cutter: Cutter) -> Array:
         if self.text is not None:
             return np.array([cutter(text) for text in kept[self.text]], dtype=np.int64)
         if self.arrays:
@@ -403,6 +461,8 @@ def _kind(column: str, known: Column) -> str:
     """What a column of many texts probably is, as a part of a sentence."""
     if suspicious.looks_like_date(column, known.signs, known.numeric):
         return ", which seem to be dates"
+    if known.signs.mark:
+        return f", which are {suspicious.marked_numbers(known.signs)}: write the numbers alone to have them read"
     if suspicious.looks_like_group(column, known.signs, known.numeric, 0):
         return f", which seem to say whose rows these are: group={column} keeps those of one on one side of a split"
     return ""

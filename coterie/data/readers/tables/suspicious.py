@@ -14,20 +14,27 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coterie.data.readers.pieces import Array, Places, names
+from coterie.data.readers.tables.rows import parsed, with_comma
 
 LONG = 64
 """Letters of a text up to which it is kept as it is, to be told from others."""
 KEPT = 500_000
 """Different values that are remembered of all columns together; later rows of a longer table are not looked at."""
+MARKS = 50
+"""Different marks beside numbers that are counted."""
 FEWEST = 20
 """Rows from which on their values, and not the name alone, tell what a column is."""
 DATE = re.compile(
     r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))([ T]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?.{0,6})?"
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
-COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+([eE][+-]?\d+)?")
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 CODE = re.compile(r"\D{0,12}\d{2,}\D{0,4}")
+MEASURED = re.compile(
+    r"(?P<before>[<>≤≥~≈±]=?|[$€£¥])?\s*[+-]?\d+(?P<blank>([ '\u2019\u00a0\u202f]\d{3})*)([.,]\d+)?\s*"
+    r"(?P<after>[%‰°$€£¥µμA-Za-z][A-Za-z0-9%/°²³µμ.*^-]{0,11})?"
+)
+"""A number with what is written before or after it: `12 mg`, `< 0.5`, `7 %`, `€12`, `1 234`."""
 ID_WORDS = {"id", "ids", "uuid", "guid", "idx", "rowid", "mrn", "ssn", "identifier"}
 ROW_NAMES = {"index", "row index", "row", "row number", "rownumber", "index level 0", "#"}
 DATE_WORDS = {"date", "datetime", "timestamp", "dob"}
@@ -58,11 +65,13 @@ class Signs:
     low: float = np.inf
     high: float = -np.inf
     dates: bool = True
-    commas: bool = True  # every text is a number with a comma, for decimals or thousands, or a plain one
-    comma: str = ""  # the first of them, and where it stands
-    point: str = ""  # the first text that is a plain number with a point, and where it stands
+    commas: bool = True  # every text is a number, with commas or points for decimals or thousands or a plain one
+    comma: str = ""  # the first of them that is no plain one, and where it stands
+    unread: str = ""  # the first of them that decimal=comma does not read, and where it stands
     codes: bool = True
-    numbers: int = 0  # texts that are numbers
+    numbers: int = 0  # texts that are such numbers
+    beside: Counter[str] = field(default_factory=Counter)  # what other numbers have beside them, and how many have it
+    first: dict[str, str] = field(default_factory=dict)  # the first number that has it, and where it stands
     strange: str = ""  # the first text that is none, and where it stands
 
     def look(self, values: Array, places: Places) -> None:
@@ -100,15 +109,20 @@ class Signs:
         for k, value in enumerate(values):
             if value is None:
                 continue
-            number = _is_number(value)
+            plain, comma = parsed(value) is not None, with_comma(value) is not None
+            number = plain or comma or THOUSANDS.fullmatch(value) is not None
             self.numbers += number
-            if self.commas and not number:
-                self.commas = COMMA.fullmatch(value) is not None or THOUSANDS.fullmatch(value) is not None
-                self.comma = self.comma or f"'{value[:40]}', {places(k)}"
-            if number and "." in value and not self.point:
-                self.point = f"'{value[:40]}', {places(k)}"
+            self.commas = self.commas and number
+            here = f"'{value[:40]}', {places(k)}"
+            if number and not plain and not self.comma:
+                self.comma = here
+            if number and not comma and ("." in value or "," in value) and not self.unread:
+                self.unread = here
             if not number and not self.strange:
-                self.strange = f"'{value[:40]}', {places(k)}"
+                self.strange = here
+            if not number and (mark := _mark(value)) and (mark in self.beside or len(self.beside) < MARKS):
+                self.beside[mark] += 1
+                self.first.setdefault(mark, here)
             self.dates = self.dates and DATE.fullmatch(value) is not None
             self.codes = self.codes and CODE.fullmatch(value) is not None
             if self.distinct is not None and not self._full(1):
@@ -128,17 +142,27 @@ class Signs:
         return len(self.distinct or ())
 
     @property
+    def mark(self) -> str:
+        """What stands beside the numbers of a column, where at least half of its texts are such or plain numbers.
+
+        One alone is a stray text, and so is a mark of fewer than half of the texts that are no plain numbers.
+        """
+        mark, count = max(self.beside.items(), key=lambda one: one[1], default=("", 0))
+        most = count >= 2 and count >= 0.5 * (self.n - self.numbers)
+        return mark if most and count + self.numbers >= 0.5 * self.n and not self.commas else ""
+
+    @property
     def repeats(self) -> float:
         """Rows for each different value."""
         return self.n / self.different if self.different else 0.0
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _mark(text: str) -> str:
+    """What is written beside the one number that a text holds; empty where the text is something else."""
+    found = MEASURED.fullmatch(text.strip()) if len(text) <= LONG else None
+    if found is None:
+        return ""
+    return found["after"] or found["before"] or ("blanks for thousands" if found["blank"] else "")
 
 
 def words_of(column: str) -> list[str]:
@@ -153,7 +177,7 @@ def looks_like_id(column: str, signs: Signs, numeric: bool) -> str:
     of a counter in another order, or if all of them are different and have as many digits, 4 at least. Texts do if
     nearly every row has its own.
     """
-    if signs.distinct is None or not signs.n:
+    if signs.distinct is None or not signs.n or signs.mark:
         return ""
     n, different = signs.n, signs.different
     plain = " ".join(column.lower().replace("_", " ").split())
@@ -197,13 +221,19 @@ def looks_like_group(column: str, signs: Signs, numeric: bool, clients: int) -> 
     """
     if signs.distinct is None or signs.n < FEWEST or signs.repeats < 1.2 or signs.different <= max(clients, 4):
         return False
-    if looks_like_date(column, signs, numeric):
+    if looks_like_date(column, signs, numeric) or signs.mark:
         return False
     named = set(words_of(column))
     if named & (OWNERS | ID_WORDS) and signs.different >= signs.n / 100:
         return True
     blocks = signs.runs == signs.different and signs.repeats >= 2
     return not numeric and signs.different >= FEWEST and signs.repeats <= 20 and (signs.codes or blocks)
+
+
+def marked_numbers(signs: Signs) -> str:
+    """What a column of numbers with a mark beside them holds, in words."""
+    mark = signs.mark
+    return f"numbers with {mark if ' ' in mark else repr(mark) + ' beside them'} ({signs.first[mark]})"
 
 
 def notes(
@@ -230,8 +260,13 @@ def notes(
         now = "is a feature now; leave it out" if len(ids) == 1 else "are features now; leave them out"
         said.append(f"{_several(list(ids))} to be {'an id' if len(ids) == 1 else 'ids'} rather than measurements "
                     f"({why}), and {now}: ignore={','.join(ids)}")
+    marked = [c for c in looked if not numeric[c] and found[c].mark and c not in dates]
+    for column in marked[:4]:
+        said.append(f"column '{column}' holds {marked_numbers(found[column])}, so each of its "
+                    f"{found[column].different} different values became a category; write the numbers alone to have "
+                    "them read as numbers")
     mixed = [c for c in looked if not numeric[c] and found[c].numbers >= 0.5 * max(found[c].n, 1)
-             and not found[c].commas and found[c].strange]
+             and not found[c].commas and found[c].strange and c not in marked]
     for column in mixed[:4]:
         said.append(f"column '{column}' holds numbers and also other texts ({found[column].strange}), so each of its "
                     f"{found[column].different} values became a category; mend the file, or write NA for what is "
@@ -249,8 +284,10 @@ def group_notes(groups: Sequence[str], found: Mapping[str, Signs]) -> list[str]:
             f"group={one} keeps them on one side of the split"]
 
 
-def missing_codes(column: str, signs: Signs, n: int, mean: float, squares: float) -> list[str]:
+def missing_codes(column: str, signs: Signs, n: int, mean: float, squares: float, way: str) -> list[str]:
     """A note where numbers such as -999 stand at an end of the range, again and again and far from all others.
+
+    `way` is what to do with cells that are empty.
 
     `n`, `mean` and `squares`, the sum of squared distances to the mean, are of the whole column. Without c numbers v:
     n' = n - c, mean' = (n mean - c v) / n', squares' = squares - c (v - mean)^2 n / n'.
@@ -263,9 +300,9 @@ def missing_codes(column: str, signs: Signs, n: int, mean: float, squares: float
         mean, n = (n * mean - c * v) / (n - c), n - c
     deviation = math.sqrt(max(squares, 0.0) / n) if ends else 0.0
     far = [v for v in ends if deviation > 0 and abs(v - mean) > FAR * deviation]
-    return [f"column '{column}' holds {v:.0f} {ends[v]} times, far from its other values (about {mean:.3g}, deviation "
-            f"{deviation:.3g}); if it stands for a missing value, leave these cells empty in the file and fill the "
-            "gaps with fill=mean, or leave their rows out with skip=true" for v in far]
+    return [f"perhaps missing: column '{column}' holds {v:.0f} {ends[v]} times, far from its other values (about "
+            f"{mean:.3g}, deviation {deviation:.3g}); if it stands for a missing value, leave these cells empty in the "
+            f"file{way}" for v in far]
 
 
 def unused_groups(columns: Mapping[str, Array], clients: int) -> list[str]:

@@ -23,6 +23,29 @@ def folder(tmp_path):
     return root
 
 
+def test_a_column_is_not_taken_and_left_out_at_once(tmp_path):
+    """x=a,ignore=a took it. Two sentences of the user contradict each other, and nobody knows which one is meant."""
+    path, schema = tmp_path / "t.csv", str(tmp_path / "s.json")
+    path.write_text("a,b,label\n1,2,0\n2,3,1\n")
+    said = refused(path, x="a,b", ignore="b")
+    assert said == "column 'b' is taken by x and left out by ignore; name it in one of them."
+    load(path, schema=schema)
+    assert "column 'a' is taken by the schema and left out by ignore" in refused(path, schema=schema, ignore="a")
+    path.write_text("said,b,label\nyes,2,0\nno,3,1\n")
+    assert "column 'said' is taken by text and left out" in refused(path, text="said", ignore="said")
+
+
+def test_a_role_that_a_column_has_by_its_name_stays_and_is_said(tmp_path):
+    """ignore= is about features; who writes ignore=client may think that the rows have no clients then."""
+    path = tmp_path / "t.csv"
+    path.write_text("a,client,label\n1,u,0\n2,v,1\n")
+    source = load(path, ignore="client")
+    assert source.client.tolist() == ["u", "v"]
+    assert any(note.startswith("column 'client' is left out of the features by ignore, and it is the client still")
+               for note in source.notes)
+    assert not any("ignore" in note for note in load(path, client="client", ignore="client").notes)
+
+
 def test_files_that_differ_obey_x(tmp_path):
     source = load(folder(tmp_path), x="age")
     assert source.x.tolist() == [[1], [2], [3], [4]]

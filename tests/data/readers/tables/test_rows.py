@@ -63,7 +63,8 @@ def test_decimal_commas_are_no_categories(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("dose;label\n0,5;0\n1.234,5;1\n2;1\n")
     said = refused(path)
-    assert "column 'dose' holds numbers with a comma ('0,5', line 2 of t.csv): decimal=comma reads 3,5 as 3.5" in said
+    assert ("column 'dose' holds numbers with a comma or points for thousands ('0,5', line 2 of t.csv): decimal=comma "
+            "reads 3,5 as 3.5") in said
     assert load(path, decimal="comma").x.tolist() == [[0.5], [1234.5], [2]]
     assert load(path, decimal="point").x.shape == (3, 3)
     path.write_text('dose,label\n"0,5",0\n"1,5",1\n')
@@ -71,6 +72,47 @@ def test_decimal_commas_are_no_categories(tmp_path):
     path.write_text("dose;label\n1;0,5\n2;1,5\n")
     assert "column 'label' holds numbers with a comma" in refused(path)
     assert load(path, decimal="comma").y.tolist() == [0.5, 1.5]
+
+
+@pytest.mark.parametrize("first", ["0.119", "1.234", "3.5", "1.5e3", "1,234.5", "1,234,567"])
+def test_what_a_decimal_comma_cannot_read_is_refused_with_its_line(tmp_path, first):
+    """0.119 is 119 thousandths to one reader and 119 to another, and nothing in the cell tells which."""
+    path = tmp_path / "t.csv"
+    path.write_text(f"dose;label\n0,5;0\n{first};1\n2;1\n")
+    said = refused(path, decimal="comma")
+    assert f"column 'dose' holds a number that decimal=comma cannot read ('{first}', line 3 of t.csv)" in said
+    assert "so for 1.234 either 1,234 or 1234, or leave the column out with ignore=dose" in said
+    path.write_text(f"dose;label\n1;0,5\n2;{first}\n")
+    assert f"column 'label' holds a number that decimal=comma cannot read ('{first}', line 3 of t.csv)" in refused(
+        path, decimal="comma")
+
+
+def test_points_mark_thousands_beside_a_comma_or_another_point(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("price;label\n1.234,5;0\n1.234.567;1\n-12.345,0;0\n,5;1\n")
+    assert load(path, decimal="comma").x.flatten().tolist() == [1234.5, 1234567, -12345, 0.5]
+    path.write_text("price;label\n1.234.567;0\n2.345.678;1\n")  # two points are no decimals
+    assert load(path, decimal="comma").x.flatten().tolist() == [1234567, 2345678]
+    said = refused(path)
+    assert "column 'price' holds numbers with a comma or points for thousands ('1.234.567', line 2 of t.csv)" in said
+
+
+def test_a_lone_comma_never_marks_thousands(tmp_path):
+    """0,119 is 0.119 by decimal=comma, refused unless the user says, and a text, not 119, by decimal=point."""
+    path = tmp_path / "t.csv"
+    path.write_text("dose;label\n0,119;0\n1,234;1\n")
+    assert load(path, decimal="comma").x.flatten().tolist() == pytest.approx([0.119, 1.234])
+    assert load(path, decimal="point").x.tolist() == [[1, 0], [0, 1]]  # categories
+    assert "'0,119', line 2 of t.csv" in refused(path)
+
+
+def test_numbers_with_a_comma_beside_a_stray_text_are_said(tmp_path):
+    """One typo makes categories of the column: that was said of 0.5, and not of 0,5."""
+    path = tmp_path / "t.csv"
+    path.write_text("dose;label\n0,5;0\n1,5;1\n2,5x;1\n")
+    for decimal in ("comma", "auto"):
+        assert any("column 'dose' holds numbers and also other texts ('2,5x', line 4 of t.csv)" in note
+                   for note in load(path, decimal=decimal).notes)
 
 
 # --- rows in messages -------------------------------------------------------------------------------------------------
@@ -91,7 +133,8 @@ def test_lines_are_counted_as_an_editor_does(tmp_path):
 @pytest.mark.parametrize(("text", "said"), [
     ("age,label\n1,0\ninf,1\n", "1 of 2 rows has an infinite value in column 'age': line 3 of t.csv (inf)"),
     ("age,label\n1,0\n1e300,1\n", "1 of 2 rows has an infinite value in column 'age': line 3 of t.csv (1e+300)"),
-    ("age,split,label\n1,train,0\n2,maybe,1\n", "unknown split: line 3 of t.csv ('maybe')"),
+    ("age,split,label\n1,train,0\n2,maybe,1\n", "split other than train, val and test: line 3 of t.csv ('maybe')"),
+    ("age,split,label\n1,0,0\n2,1,1\n", "split other than train, val and test: line 2 of t.csv ('0'), line 3 of"),
     ("age,split,label\n1,train,0\n2,test,1\n", "that no training sample has: line 3 of t.csv (class 1)"),
     ("age,client,label\n1,a,0\n2,,1\n", "has no value in column 'client': line 3 of t.csv"),
 ])
@@ -162,6 +205,15 @@ def test_features_and_targets_with_leading_zeros_stay_numbers(tmp_path):
     assert load(path).client.tolist() == ["01", "1", "1.5"]
 
 
+def test_an_underscore_makes_a_name(tmp_path):
+    """Python reads 1_2 as 12, nobody else does: visit 2 of patient 1 and patient 12 are two."""
+    path = tmp_path / "t.csv"
+    path.write_text("a,label,client\n1,1_2,1_2\n2,12,12\n3,1_2,12\n")
+    source = load(path)
+    assert (source.classes, source.y.tolist()) == (("12", "1_2"), [1, 0, 1])
+    assert source.client.tolist() == ["1_2", "12", "12"]
+
+
 def test_leading_zeros_are_kept_whatever_a_site_s_own_file_shows(tmp_path):
     """'01' of one file is '01' of the other, whose column has a word too, and of the schema's next table."""
     folder = tmp_path / "sites"
@@ -198,7 +250,7 @@ def test_files_with_decimal_commas_beside_files_with_points_are_named(tmp_path, 
         assert f"column 'bmi' holds numbers with a comma in one file ('20,7', line 2 of {file}.csv)" in said
         assert "write all files alike" in said
         said = refused(folder, decimal="comma")
-        assert f"column 'bmi' holds numbers with a decimal point ('20.7', line 2 of {other}.csv)" in said
+        assert f"column 'bmi' holds a number that decimal=comma cannot read ('20.7', line 2 of {other}.csv)" in said
 
 
 def test_whole_numbers_beside_decimal_commas_are_read_with_them(tmp_path):
@@ -212,7 +264,7 @@ def test_thousands_with_commas_are_refused_as_labels_and_features(tmp_path, valu
     path = tmp_path / "t.csv"
     path.write_text("\n".join(["a,label", *(f'{k},"{v}"' for k, v in enumerate(values))]) + "\n")
     said = refused(path)
-    assert f"column 'label' holds numbers with a comma ('{values[0]}', line 2 of t.csv)" in said
+    assert f"holds numbers with a comma or points for thousands ('{values[0]}', line 2 of t.csv)" in said
     assert "commas that mark thousands must be taken out of the file" in said
     assert "column 'label' holds numbers with a comma" in refused(path, label="a", x="label")
 

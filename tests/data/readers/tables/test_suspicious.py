@@ -128,6 +128,42 @@ def test_a_stray_word_among_numbers_is_pointed_out(tmp_path):
     assert not noted(f"{path}:fill=mean", "other texts")
 
 
+@pytest.mark.parametrize(("written", "mark"), [
+    ("{} mg", "'mg' beside them"), ("{}mmHg", "'mmHg' beside them"), ("{}%", "'%' beside them"),
+    ("< {}.5", "'<' beside them"), ("€{}.50", "'€' beside them"), ("1 {:03d}", "blanks for thousands"),
+    ("{}.5 µg/l", "'µg/l' beside them"),
+])
+def test_numbers_with_something_beside_them_are_pointed_out(tmp_path, written, mark):
+    """As texts they are categories, and look like codes of groups or names of rows, which they are not."""
+    for n, value in ((60, lambda k: int(DRAWN[k])), (60, lambda k: MIXED[k] + 10), (60, lambda k: k // 3 + 10)):
+        path = table(tmp_path / "t.csv", {"dose": lambda k, value=value: written.format(value(k))}, n)
+        (said,) = noted(path, "column 'dose'")
+        first = written.format(value(0))
+        assert f"column 'dose' holds numbers with {mark} ('{first}', line 2 of t.csv), so each of its" in said
+        assert "write the numbers alone" in said
+    many = table(tmp_path / "t.csv", {"dose": lambda k: written.format(k)}, 900)
+    assert f"which are numbers with {mark} (" in refused(many)
+    mixed = table(tmp_path / "t.csv", {"dose": lambda k: written.format(k) if k % 2 else k})
+    assert noted(mixed, f"holds numbers with {mark}"), "half with and half without are numbers, too"
+
+
+@pytest.mark.parametrize("code", ["A{}", "E{}.9", "room {}", "{}-{}", "ward {} b", "{}{}x{}"])
+def test_codes_are_no_numbers_with_something_beside_them(tmp_path, code):
+    path = table(tmp_path / "t.csv", {"place": lambda k: code.format(k % 7, "abcdefg"[k % 7], k % 3)})
+    assert not noted(path, "beside them", "thousands")
+
+
+def test_an_array_that_seems_to_name_clients_is_said_where_none_does(tmp_path):
+    """`clients` is not `client`: its samples would be dealt to made-up clients without a word."""
+    held = {"x": np.ones((60, 2)), "y": np.arange(60) % 2}
+    for name in ("clients", "client_id", "site"):
+        np.savez(tmp_path / "a.npz", **held, **{name: np.arange(60) % 4})
+        (said,) = noted(tmp_path / "a.npz", "call it 'client'")
+        assert f"'a.npz' has no array 'client', and '{name}' was not read; if it says whose" in said
+    np.savez(tmp_path / "a.npz", **held, client=np.arange(60) % 4, sites=np.arange(60) % 5)
+    assert not noted(tmp_path / "a.npz", "call it 'client'")
+
+
 def test_named_features_are_the_users_choice(tmp_path):
     path = table(tmp_path / "t.csv", {"id": lambda k: k})
     assert not noted(f"{path}:x=id", "rather than measurements")
@@ -205,6 +241,18 @@ def test_numbers_that_look_like_missing_codes_are_pointed_out(tmp_path, code, ev
     assert len(told) == 1
     assert f"column 'bmi' holds {code} {60 - len(rest)} times, far from its other values" in told[0]
     assert f"(about {rest.mean():.3g}, deviation {rest.std():.3g})" in told[0]
+
+
+@pytest.mark.parametrize(("column", "way"), [("bmi", "and fill the gaps with fill=mean, or leave their rows out"),
+                                              ("label", "and leave their rows out")])
+def test_what_to_do_about_missing_codes(tmp_path, column, way):
+    """fill= is for features: what is to be predicted is not filled in."""
+    lines = ["x,bmi,label", *(f"{k}.5,{-999 if column == 'bmi' and k % 10 == 0 else BMI[k]:.2f},"
+                              f"{-999 if column == 'label' and k % 10 == 0 else BMI[-k]:.2f}" for k in range(60))]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    (note,) = noted(tmp_path / "t.csv", "missing value")
+    assert note.startswith(f"perhaps missing: column '{column}' holds -999 6 times")
+    assert note.endswith(f"leave these cells empty in the file {way} with skip=true")
 
 
 @pytest.mark.parametrize("column", [
