@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, NoMemory
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # glibc's names for mallopt's first argument
 OFF = "COTERIE_KEEP_MEMORY"
@@ -74,6 +74,8 @@ def at_most(more: int) -> Iterator[None]:
 
 def exhausted(reason: BaseException) -> bool:
     """Whether an error says that memory has run out, the host's or a GPU's."""
+    if isinstance(reason, NoMemory):
+        return not reason.settings  # else it says already what to try
     if isinstance(reason, MemoryError | torch.OutOfMemoryError):
         return True
     words = str(reason).lower()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,7 +75,9 @@ def build(
     elif engine == "loop":
         net.stacked = False
     elif engine != "stack" and reason is None and device.type == "cpu" and several:
-        took = trial.times(net, init.row, *first(batch or len(federation.x)))
+        sizes = federation.sizes()
+        usual = int(np.median(sizes[sizes > 0])) if (sizes > 0).any() else 1  # of the full batches, the middle one
+        took = trial.times(net, init.row, *first(batch or usual))
         net.stacked = took["looped"] >= trial.CLEAR * took["stacked"]
         chosen["milliseconds"] = took
     chosen["engine"] = "stack" if net.stacked else "loop"

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from coterie import files
-from coterie.errors import CoterieError
+from coterie import files, memory
+from coterie.errors import CoterieError, NoMemory
 
 FORMAT = 1
 
@@ -74,7 +74,9 @@ def _read(path: Path, with_tensors: bool) -> tuple[dict[str, Tensor], dict[str, 
             meta = json.loads((file.metadata() or {})["coterie"])
             names = file.keys() if with_tensors else ()
             tensors = {name: file.get_tensor(name) for name in names}
-    except (OSError, SafetensorError, LookupError, ValueError, RecursionError, RuntimeError) as reason:
+    except (OSError, SafetensorError, LookupError, ValueError, RecursionError, RuntimeError, MemoryError) as reason:
+        if memory.exhausted(reason):
+            raise NoMemory(f"memory ran out while the checkpoint {path} was read; the file is as it was.") from reason
         raise CoterieError(f"the checkpoint {path} is damaged or not one of coterie's ({_cause(reason)}).") from reason
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         found = meta.get("format") if isinstance(meta, dict) else None
