@@ -51,11 +51,12 @@ class CFL(Clustered):
     `split_after` rounds are over (a shorter run is FedAvg): c is cut in two such that the largest cosine of two updates
     across the cut is small (complete linkage), and the halves take that round's means of their own. With `relative`,
     eps1 and eps2 are fractions of the mean of |sum_i n_i / n Delta_i| over the rounds before `split_after`, at least
-    the first. A cut is refused if that cosine is 1 - 2 gamma^2 or more, or if the halves' means do not explain more
-    than `explained` + 2 / (m - 1) of the spread of the m members' directions: any cut of unrelated updates explains
-    1 / (m - 1), and clients with data of one kind, who differ by chance, stay together. Of three clients, or four that
-    are no two tight pairs, that cannot be told. Clients that did not take part are placed by their last update; who
-    has none stays. No half has fewer clients than the aggregator needs. Norms and cosines are those of the parameters.
+    the first that anybody answered. A cut is refused if that cosine is 1 - 2 gamma^2 or more, or if the halves' means
+    do not explain more than `explained` + 2 / (m - 1) of the spread of the m members' directions: any cut of unrelated
+    updates explains 1 / (m - 1), and clients with data of one kind, who differ by chance, stay together. Of three
+    clients, or four that are no two tight pairs, that cannot be told. Clients that did not take part are placed by
+    their last update; who has none stays. No half has fewer clients than the aggregator needs. Norms and cosines are
+    those of the parameters.
 
     An update that is not finite takes part in its cluster's mean, as in FedAvg, and in nothing else: a mean that is not
     finite never splits, and where a robust aggregator keeps it finite its client is placed by its last finite update.
@@ -131,7 +132,7 @@ class CFL(Clustered):
         finite = torch.isfinite(length)
         still = lengths(up.layout.cut(means, "parameters")).to(moves.device)
         early = server.early
-        if up.round < max(self.split_after, 1) and torch.isfinite(still[0]):  # there is one leaf as yet
+        if (up.round < self.split_after or not early[1]) and torch.isfinite(still[0]):  # there is one leaf as yet
             early = early + torch.stack([still[0], torch.ones_like(still[0])])
         unit = early[0] / early[1] if self.relative else torch.ones_like(early[0])
         known = server.moves.index_copy(0, up.ids[finite], moves[finite])

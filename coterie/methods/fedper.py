@@ -27,10 +27,10 @@ class FedPer(Method):
     """The part that stays with its client; none is FedAvg, all is Local."""
 
     family = "decoupled"
-    shared = "the body"
-    keeps = "its head"
+    shared = "all but what is personal; by default the body"
+    keeps = "what is personal; by default its head"
     down = up = "body"
-    newcomer = "the shared body and a head trained on it for one round"
+    newcomer = "the shared part, and its own trained on it for one round"
     cite = "Arivazhagan et al., Federated learning with personalization layers, 2019"
     presets: ClassVar[tuple[str, ...]] = ("fedsa",)
 

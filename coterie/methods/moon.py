@@ -22,8 +22,8 @@ class MOON(FedAvg):
     """Clients minimise L_i(w) + mu * mean softplus((cos(z, z_p) - cos(z, z_g)) / tau) and theta is their average.
 
     z are the inputs of the head in the model being trained, z_g in the model received and z_p in the model this client
-    trained last (at first the initial one). `projection_head` puts d -> d -> so many features (256 in the paper), with
-    a ReLU between, under the head; by default the model stays as it is.
+    trained last (at first the one it received when it arrived). `projection_head` puts d -> d -> so many features (256
+    in the paper), with a ReLU between, under the head; by default the model stays as it is.
     """
 
     mu: NonNegative = 1.0

@@ -78,10 +78,10 @@ class PFedHN(FedPer):
 
     family = "personalized aggregation"
     shared = "a hypernetwork"
-    keeps = "nothing"
+    keeps = "nothing, but what is personal, where that is a part"
     down = up = "1"
     introduces = sent.fields(e=sent.Numbers(-100, 100))  # drawn from N(0, 1), or fitted by a few steps
-    newcomer = "the model of an embedding fitted to its data, the hypernetwork being fixed"
+    newcomer = "the model of an embedding fitted to its data, the hypernetwork fixed; what is personal is trained on it"
     rates = ("hyper_lr", "adapt_lr")
     cite = "Shamsian et al., Personalized federated learning using hypernetworks, ICML 2021"
     averages = False

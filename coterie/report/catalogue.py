@@ -20,6 +20,7 @@ from coterie import registry
 from coterie.aggregators.fedmgdaplus import FedMGDAPlus
 from coterie.contract.aggregator import FAR, Aggregator
 from coterie.contract.local import LocalOptions
+from coterie.contract.mean import Mean
 from coterie.contract.method import Method
 from coterie.contract.optimizer import Optimizer
 from coterie.errors import unknown
@@ -137,6 +138,7 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     cls = type(entry)
     if isinstance(entry, Aggregator):
         own = [("protects", entry.protects), ("fewest clients", str(entry.minimum)), ("weights", _weights(entry)),
+               ("not for", _refusing(entry)),
                ("server's sums", "leave out whom it does not keep" if entry.robust else ""),
                ("use", f"fedavg+{entry.name}")]
     elif isinstance(entry, Optimizer):
@@ -159,7 +161,7 @@ def _aggregators(entry: Method, plain: str) -> str:
     """Which aggregators a method takes."""
     if not entry.averages:
         return "none, for it averages nothing"
-    if entry.running_mean:
+    if entry.running_mean or entry.products:
         return f"the mean and robust ones, as in {plain}+median"
     if not entry.soft:
         return f"any, as in {plain}+confree"
@@ -173,6 +175,13 @@ def _weights(entry: Aggregator) -> str:
         return ""
     soft = ", ".join(name for name, cls in registry.methods().items() if cls.soft)
     return "kept to" if entry.weighs else f"not kept to, so it is not for {soft}"
+
+
+def _refusing(entry: Aggregator) -> str:
+    """Methods that take the mean and robust aggregators alone, where it is neither."""
+    if entry.private or entry.robust or isinstance(entry, Mean):
+        return ""
+    return ", ".join(name for name, cls in registry.methods().items() if cls.running_mean or cls.products)
 
 
 def _client_steps(entry: Method, plain: str) -> str:
@@ -384,7 +393,8 @@ def _plugs(link: str) -> list[str]:
     lines = [(_link(c.name, link), headline(c)[1].rstrip("."), c.protects, str(c().minimum), _code(c)) for c in plugs()]
     soft = [cls.name for cls in registry.methods().values() if cls.soft]
     return [
-        "They plug into any method that averages: `fedrep+confree`, `fedrep+confree:c=0.3`.",
+        "They plug into methods that average, whose entries say which they take: `fedrep+confree`, "
+        "`fedrep+confree:c=0.3`.",
         markdown_table(("aggregator", "what it does", "protects", "fewest clients", "defaults"), lines),
         *(textwrap.fill(text, 120, break_on_hyphens=False) for text in (
             f"**Shares.** In {', '.join(f'`{name}`' for name in soft)} a client counts in every model, by its share in "

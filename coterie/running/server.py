@@ -163,8 +163,15 @@ class Server:
         if not any(t.shape[-1:] == (self.layout.size,) for t in payload.tensors().values()):
             raise CoterieError(
                 f"buffers=local needs a method that exchanges whole models; {self.method.name} exchanges a part of it: "
-                "leave buffers=average and name the buffers among what stays with the client (personal=head+buffers)."
+                f"leave buffers=average{self._own_buffers()}."
             )
+
+    def _own_buffers(self) -> str:
+        """How the buffers stay with clients of a method that exchanges a part of the model; empty if they do."""
+        shared = {entry.name for entry in self.layout.within(self.method.travels())}
+        if shared.isdisjoint(entry.name for entry in self.layout.within("buffers")):
+            return f", with which {self.method.name} keeps them at the clients"
+        return " and name the buffers among what stays with the client (personal=head+buffers)"
 
     def rehearse(self, sent: Mapping[str, Tensor]) -> None:
         """With privacy on, raise if uploads like `sent [c, ...]` would tell the server more than their noisy mean."""

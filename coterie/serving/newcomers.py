@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from coterie.contract.cohort import Cohort
+from coterie.contract.cohort import Cohort, Init
 from coterie.contract.frozen import duplicate
 from coterie.contract.net import Task
 from coterie.contract.records import Models
@@ -292,10 +292,28 @@ class Desk:
             *unlike.values(),
             f"{few}: nothing was chosen or trained for it, and nothing can be said about how good the model is.",
             f"It gets {saved.method.name}'s fallback, which is the same for every such client.",
+            *as_drawn(row, clients.init),
             *self._of_round(),
         )
         facts = {"samples": n, "other_units": list(unlike)}
         return Personalized(row, clients, name, self.taken, False, None, why, facts)
+
+
+def as_drawn(row: Tensor, init: Init) -> list[str]:
+    """A sentence on the layers of a row `[D]` that nobody trained, where there are such.
+
+    The factors A of adapters are no such layers: what is as drawn in them is trained through B.
+    """
+    fixed = {pair.a.name for pair in init.layout.pairs}
+    told = [e for e in init.layout.entries if e.kind != "counter" and e.name not in fixed]
+    same = [e for e in told if torch.equal(row[e.start : e.stop], init.row[e.start : e.stop].to(row))]
+    if not same:
+        return []
+    if len(same) == len(told):
+        return ["All of it is as it was drawn at the start: it answers by chance."]
+    layers = list(dict.fromkeys(e.name.rpartition(".")[0] or e.name for e in same))
+    named = ", ".join(layers[:5]) + (f" and {len(layers) - 5} more" if len(layers) > 5 else "")
+    return [f"Of this model {named} never trained, as clients keep theirs: expect little more than chance."]
 
 
 def adapted(cohort: Cohort, rows: Tensor, training: Training) -> Tensor:

@@ -51,6 +51,24 @@ def test_cfl_that_never_splits_is_fedavg(tiny, model):
     assert_close(torch.stack([one.row(i) for i in range(4)]), torch.stack([two.row(i) for i in range(4)]))
 
 
+def test_rounds_that_nobody_answered_leave_the_unit_to_the_first_that_somebody_does(tiny):
+    """Thresholds are fractions of early mean updates. Round 0 moved nothing (all updates were NaN), and `split_after=0`
+    looks at no later one: without a unit no comparison would ever be true, and the run FedAvg without a word.
+
+    Two opposite pairs: their mean is 0 in a round whose longest update is 1; the unit is then that of round 1, 1/2.
+    """
+    sim = equal_clients(tiny, 4, "cfl:split_after=0,eps1=0.5,eps2=0.9,explained=none")
+    none = directed(sim, [[1.0, 0], [1, 0], [-1, 0], [-1, 0]]) * torch.nan
+    state = sim.method.merge(sim.server.state, uploads(sim, range(4), 0, update=none))
+    assert state.early.tolist() == [0, 0]
+    state = replace(state, rows=sim.server.state.rows)
+    state = sim.method.merge(state, uploads(sim, range(4), 1, update=directed(sim, [[1.0, 0], [1, 0], [0, 0], [0, 0]])))
+    assert state.early.tolist() == [0.5, 1]
+    opposed = directed(sim, [[1.0, 0], [1, 0], [-1, 0], [-1, 0]])
+    state = sim.method.merge(state, uploads(sim, range(4), 2, update=opposed))
+    assert len(state.rows) == 2
+
+
 def test_unweighted_cfl_is_the_plain_mean(tiny):
     sim = tiny.simulation("cfl:eps2=inf,weighted=false")
     ends = torch.stack([tiny.sgd(sim, i, sim.init.row, tiny.steps_of(n, 3))[0] for i, n in enumerate(tiny.SIZES)])

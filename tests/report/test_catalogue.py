@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Literal
 
 import pytest
+import torch
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from torch import nn
 
 from coterie import registry
 from coterie.aggregators.confree import ConFREE
 from coterie.contract.aggregator import Aggregator
+from coterie.data import Federation
 from coterie.errors import CoterieError
+from coterie.models.lora import adapted
 from coterie.optimizers.sgd import SGD
 from coterie.options import options
 from coterie.report import catalogue
+from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 
 METHODS, AGGREGATORS, OPTIMIZERS = registry.methods(), registry.aggregators(), registry.optimizers()
 
@@ -126,6 +133,29 @@ def test_a_method_that_averages_nothing_offers_no_aggregator() -> None:
     assert "averages nothing" in printed(catalogue.page(METHODS["local"](), 118), 118)
     assert "fedrep+confree" in printed(catalogue.page(METHODS["fedrep"](), 118), 118)
     assert "the mean and robust ones, as in fedmtl+median" in printed(catalogue.page(METHODS["fedmtl"](), 118), 118)
+
+
+def test_the_example_on_every_methods_page_is_taken_and_what_is_ruled_out_is_refused() -> None:
+    """`as in fedavg+confree` must run, and each method on an aggregator's page under "not for" must refuse it."""
+    federation = Federation.from_clients([(torch.randn(6, 4), torch.arange(6) % 2) for _ in range(4)], classes=2)
+
+    def runs(spelled: str) -> bool:
+        adapted_model = adapted(lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "lora:rank=1")
+        try:
+            Simulation(registry.method(spelled), adapted_model, federation, Training(rounds=1, device="cpu"))
+        except CoterieError:
+            return False
+        return True
+
+    for name in ("flexlora", "lorafair", "fedmtl", "fedavg", "fedfew"):
+        example = re.search(r"as in (\S+\+\w+)", printed(catalogue.page(METHODS[name](), 300), 300))
+        assert example is not None, name
+        assert runs(example[1]), name
+    for plugged in ("confree", "mgda", "fedmgdaplus"):
+        found = re.search(r"not for\s+([a-z, ]+?)(?:  |\n)", printed(catalogue.page(catalogue.find(plugged), 300), 300))
+        assert found is not None
+        for name in found[1].strip().split(", "):
+            assert not runs(f"{name}+{plugged}"), name
 
 
 def test_a_page_says_what_a_server_optimizer_and_options_of_the_run_are_to_a_method() -> None:

@@ -14,21 +14,25 @@ import numpy as np
 import pytest
 import torch
 from commands import as_before
+from torch import nn
 
 import coterie
 from coterie import cli, memory, registry
 from coterie.contract.method import Method
 from coterie.contract.records import Models, Nothing, Record
-from coterie.data import digits, load, partition
+from coterie.data import Federation, digits, load, partition
 from coterie.errors import CoterieError
 from coterie.evaluation.score import loss_scale
 from coterie.models import model
+from coterie.models.lora import adapted
 from coterie.running import checkpoint
 from coterie.running.saved import Saved
+from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 from coterie.serving import newcomers
 from coterie.serving.estimate import FOLDS, INNER, REPLICAS
 from coterie.serving.newcomer_data import other_units, read
-from coterie.serving.newcomers import Desk, personalize
+from coterie.serving.newcomers import Desk, as_drawn, personalize
 from coterie.serving.personalize import _stated
 from coterie.trust import code
 
@@ -164,6 +168,8 @@ import resource, sys
 import torch
 from coterie.data import digits
 from coterie.running.saved import Saved
+from coterie.running.simulation import Simulation
+from coterie.running.training import Training
 from coterie.serving.newcomers import personalize
 
 torch.set_num_threads(1)
@@ -367,6 +373,24 @@ def test_with_nothing_to_adapt_with_there_is_the_fallback(go, place, data, sente
     tensors, _ = checkpoint.load(place / "fallback.safetensors")
     row = saved.server(saved.init(), *saved.checkpoint()).state.rows[most]
     assert np.isclose(sum(float(t.sum()) for t in tensors.values()), float(row.sum()), atol=1e-4)
+
+
+@pytest.mark.parametrize(("method", "said"), [
+    ("fedper", "Of this model 3 never trained, as clients keep theirs: expect little more than chance."),
+    ("lgfedavg", "Of this model 1 never trained, as clients keep theirs: expect little more than chance."),
+    ("local", "All of it is as it was drawn at the start: it answers by chance."), ("fedavg", ""), ("ffalora", ""),
+])
+def test_what_nobody_trained_of_a_fallback_is_named(method, said):
+    """A head that never leaves its client is the initial one for whoever has no labels. FFA-LoRA's A is as drawn by
+    its rule and trained through B, so nothing is said of it."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 10))
+    x, y = digits()
+    federation = Federation.from_clients([(x[i::4][:40], y[i::4][:40]) for i in range(4)], classes=10)
+    model = adapted(net, "lora:rank=2") if method == "ffalora" else net
+    simulation = Simulation(registry.method(method), model, federation, Training(rounds=1, device="cpu"))
+    simulation.round()
+    row = simulation.method.fallback(simulation.server.state, simulation.init, {})
+    assert as_drawn(row, simulation.init) == ([said] if said else [])
 
 
 @pytest.mark.parametrize("buffers", ["average", "local"])
