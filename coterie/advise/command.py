@@ -27,16 +27,18 @@ HELD_OUT = 0.15
 def run(
     experiment: Experiment, settings: list[str], rounds: int | None, seeds: int, budget: float, newcomers: str,
     objective: str, tell: Callable[[str], None] = lambda text: None, clients: int | None = None,
-    say: Callable[[Iterable[str]], None] = lambda notes: None,
+    say: Callable[[Iterable[str]], None] = lambda notes: None, unseen_said: bool = False,
 ) -> tuple[Pilot, str]:
-    """The pilot of an experiment and the command to go on with; `clients` is how many were asked for.
+    """The pilot of an experiment and the command to go on with; `clients` is how many were asked for, and
+    `unseen_said` whether the user said how many are kept out of training, be it none.
 
     `tell` is shown how far the pilot is, and `say` the notes on the data before it begins.
     """
     often: Newcomers = convert(newcomers, Newcomers, "newcomers")
     goal: Objective = convert(objective, Objective, "objective")
     training = {k: v for k, v in asdict(experiment.training).items() if k not in ("rounds", "seed", "evaluate_every")}
-    experiment, federation = held_out(replace(experiment, val=max(VALIDATION, experiment.val)), often, clients)
+    experiment = replace(experiment, val=max(VALIDATION, experiment.val))
+    experiment, federation = held_out(experiment, often, clients, unseen_said)
     say(federation.recipe.get("notes", ()))
 
     def watch(progress: Progress) -> None:
@@ -55,12 +57,12 @@ def run(
 
 
 def held_out(
-    experiment: Experiment, newcomers: Newcomers, clients: int | None = None
+    experiment: Experiment, newcomers: Newcomers, clients: int | None = None, said: bool = False
 ) -> tuple[Experiment, Federation]:
-    """The federation with some clients kept out of training, unless the user said how many or none will come."""
+    """The federation with some clients kept out of training, unless the user `said` how many or none will come."""
     federation = check_clients(experiment.federation(), clients)
     count = round(HELD_OUT * federation.clients) if federation.clients >= 8 else 0
-    if experiment.unseen or not WEIGHT[newcomers] or not count:
+    if said or experiment.unseen or not WEIGHT[newcomers] or not count:
         return experiment, federation
     changed = replace(experiment, unseen=count)
     if federation.recipe["partition"] != "natural":

@@ -71,6 +71,16 @@ class Findings:
     classes: bool = True  # whether the targets are classes
     scaled: bool = False  # whether columns of numbers were scaled when they were read
 
+    @property
+    def judged(self) -> bool:
+        """Whether any newcomer has a validation score; few samples may leave none for validation."""
+        return any(bool((~np.isnan(c.new)).any()) for c in self.candidates)
+
+    @property
+    def weight(self) -> float:
+        """How much of a candidate's value is what newcomers get."""
+        return WEIGHT[self.newcomers] if self.newcomers_held_out and self.judged else 0.0
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -119,8 +129,10 @@ class Advice:
 
 def decide(findings: Findings) -> Advice:
     """The advice, by `_simplest`."""
-    weight = WEIGHT[findings.newcomers] if findings.newcomers_held_out else 0.0
-    standings = _standings(findings.candidates, weight, findings.objective)
+    if findings.guess is not None and np.isnan(findings.guess).all():  # what a constant answer would score there
+        raise CoterieError("no client that trains has a sample for validation, so nothing can be compared; hold out a "
+                           "larger share (val=0.3) or bring more samples.")
+    standings = _standings(findings.candidates, findings.weight, findings.objective)
     if not standings:
         raise CoterieError("no method of the pilot can be advised: each diverged or was best before its first round; "
                            "lower the learning rate (--set lr=...)"
@@ -128,7 +140,7 @@ def decide(findings: Findings) -> Advice:
     best = max(standings, key=lambda one: one.value)
     chosen = _simplest(standings)
     rival, lag = None, 0.0
-    if findings.newcomers_held_out:
+    if findings.newcomers_held_out and findings.judged:
         ranked = _standings(findings.candidates, 1.0, findings.objective)
         same = next((one for one in ranked if one.candidate is chosen.candidate), None)
         if same is not None and same.beyond_noise:
@@ -164,11 +176,12 @@ def _standings(candidates: Sequence[Candidate], weight: float, objective: Object
     fine = [c for c in candidates if not c.lost and _finite(c.seen) and (not weight or _finite(c.new))]
     if not fine:
         return []
-    seeds, clients = fine[0].seen.shape
-    newcomers = fine[0].new.shape[1]
+    seeds = np.arange(len(fine[0].seen))
+    clients, newcomers = _scored([c.seen for c in fine]), _scored([c.new for c in fine])
     rng = np.random.default_rng(0)
-    drawn = [rng.integers(0, n, (DRAWS, n)) if n else np.zeros((DRAWS, 0), int) for n in (seeds, clients, newcomers)]
-    exact = [np.arange(n)[None] for n in (seeds, clients, newcomers)]
+    drawn = [among[rng.integers(0, len(among), (DRAWS, len(among)))] if len(among) else np.zeros((DRAWS, 0), int)
+             for among in (seeds, clients, newcomers)]
+    exact = [among[None] for among in (seeds, clients, newcomers)]
 
     def values(c: Candidate, rows: list[np.ndarray[Any, np.dtype[np.int64]]]) -> Array:
         total = (1 - weight) * _over_clients(c.seen, rows[0], rows[1], objective) if weight < 1 else 0.0
@@ -180,9 +193,17 @@ def _standings(candidates: Sequence[Candidate], weight: float, objective: Object
     top, high = max(found, key=lambda one: one[1])
     reference = values(top, drawn)
     return [
-        Standing(c, value, high - value, 0.0 if c is top else float(np.std(reference - values(c, drawn))))
+        Standing(c, value, high - value, 0.0 if c is top else float(np.nanstd(reference - values(c, drawn))))
         for c, value in found
     ]
+
+
+def _scored(scores: Sequence[Array]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The clients that have a score of every candidate in every seed, from `[S, m]` of each; where nobody has, those
+    that have any. Draws are made among them: one of clients without scores alone would have no mean."""
+    held = ~np.isnan(np.stack(scores))  # [candidates, S, m]
+    always = np.flatnonzero(held.all((0, 1)))
+    return always if len(always) else np.flatnonzero(held.any((0, 1)))
 
 
 def _finite(scores: Array) -> bool:
@@ -193,15 +214,17 @@ def _finite(scores: Array) -> bool:
 def _over_clients(
     scores: Array, seeds: np.ndarray[Any, Any], clients: np.ndarray[Any, Any], objective: Objective
 ) -> Array:
-    """`[S, m]`, draws of seeds `[B, S]` and of clients `[B, m]` -> `[B]`: mean, or mean of the worst tenth, of the
-    clients' means over seeds."""
-    count = np.stack([(seeds == s).sum(1) for s in range(len(scores))], 1) / seeds.shape[1]  # [B, S]
-    each = np.take_along_axis(count @ scores, clients, 1)  # [B, m]
-    if objective == "mean":
-        return np.asarray(np.nanmean(each, 1))
-    each = np.sort(each, 1)  # NaN last
-    held = int((~np.isnan(scores).any(0)).sum())
-    return np.asarray(np.nanmean(each[:, : max(1, held // 10)], 1))
+    """`[S, m]`, draws of seeds `[B, S]` and of clients `[B, n]` -> `[B]`: mean, or mean of the worst tenth, of the
+    clients' means over the seeds in which they have a score."""
+    count = np.stack([(seeds == s).sum(1) for s in range(len(scores))], 1).astype(float)  # [B, S]
+    held = ~np.isnan(scores)
+    times = count @ held
+    means = np.where(times > 0, count @ np.where(held, scores, 0) / np.maximum(times, 1), np.nan)  # [B, m]
+    each = np.sort(np.take_along_axis(means, clients, 1), 1)  # NaN last
+    there = (~np.isnan(each)).sum(1)
+    least = there if objective == "mean" else np.minimum(there, max(1, clients.shape[1] // 10))
+    counted = np.arange(each.shape[1]) < least[:, None]
+    return np.asarray(np.where(counted, each, 0).sum(1) / np.where(least, least, np.nan))
 
 
 def _learned(top: Candidate, findings: Findings) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from coterie.advise.decision import WEIGHT, Candidate, Standing, apart, mean_seen
+from coterie.advise.decision import Candidate, Standing, apart, mean_seen
 from coterie.advise.pilot import Pilot
 from coterie.errors import CoterieError, counted
 from coterie.evaluation.measures import AUTO
@@ -79,9 +79,8 @@ def _scored(pilot: Pilot) -> list[str]:
     chosen, best = advice.chosen, advice.best
     goal = "mean over clients" if found.objective == "mean" else "worst tenth of the clients"
     more, less = ("more", "less") if found.metric.higher else ("less", "more")
-    weight = WEIGHT[found.newcomers] if found.newcomers_held_out else 0
-    if weight:
-        goal += f", newcomers counting {100 * weight:.0f} %"
+    if found.weight:
+        goal += f", newcomers counting {100 * found.weight:.0f} %"
     if chosen is not best:
         ahead, noise = _points(pilot, chosen.behind), _points(pilot, chosen.error)
         return [
@@ -172,6 +171,9 @@ def _new(pilot: Pilot) -> list[str]:
     if not found.newcomers_held_out:
         return ["No client was held out, so what a new client gets was not measured."]
     chosen = advice.chosen.candidate
+    if not found.judged:
+        return [f"No client that was held out ({found.newcomers_held_out}) has a sample for validation, so what a new "
+                "client gets was not compared."]
     said = [f"A new client gets {_value(pilot, chosen.new_test)} from {chosen.label} on arrival, those that trained "
             f"get {_value(pilot, chosen.test)} (test data, {counted(found.newcomers_held_out, 'client')} held out)."]
     if advice.for_newcomers is not None:

@@ -69,6 +69,7 @@ def advise_command(
         pilot, go_on = pilots.run(
             experiment, settings or [], rounds, seeds, budget, newcomers, objective,
             lambda text: shown.update(plain(text)) if console.is_terminal else None, clients, say,
+            unseen is not None,
         )
     folder = out or fresh("advice")
     pilots.show(pilot, go_on, folder, screen())

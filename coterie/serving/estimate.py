@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -76,7 +77,8 @@ class Held:
         return float(self.right.sum()), -float(self.loss.sum())
 
     def facts(self) -> dict[str, Any]:
-        return {"n": len(self.loss), "correct": int(self.right.sum()), "loss": float(self.loss.mean())}
+        loss = float(self.loss.mean())  # null where it diverged: json has no NaN
+        return {"n": len(self.loss), "correct": int(self.right.sum()), "loss": loss if math.isfinite(loss) else None}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from coterie.data.unlike import Shape, number_columns, short, without_filled
 from coterie.errors import CoterieError, NoLabels, unknown
 from coterie.running.saved import Saved
 
-INHERITED = ("text", "tokenizer", "words", "length", "regression", "shape")
+INHERITED = ("decimal", "text", "tokenizer", "words", "length", "regression", "shape")
 """Options of the run's data that a newcomer's table takes over where it does not say otherwise."""
 OF_LABELS = ("label", "classes", "class_names", "regression")
 """Options that say something of labels."""
@@ -104,7 +104,8 @@ def _as_in_the_run(place: str, said: str | None, saved: Saved | None) -> dict[st
         return {"group": asked["group"]}
     if saved.spec.encoding is None or not takes(kind, "schema"):
         return {}
-    return {"schema": saved.spec.encoding, **{name: asked[name] for name in INHERITED if name in asked}}
+    taken = [name for name in INHERITED if name in asked and takes(kind, name)]
+    return {"schema": saved.spec.encoding, **{name: asked[name] for name in taken}}
 
 
 # -- units -------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ adapt included, is repeated inside every fold of the cross-validation that makes
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -396,6 +397,8 @@ def _why_adapted(decided: Decision, steps: int, classes: bool) -> str:
         return f"{how}, as asked." if decided.adapt else "It was not adapted, as asked."
     assert adapted is not None
     n, (more, gain), (few, loss) = len(served.loss), adapted.rank, served.rank
+    if not math.isfinite(gain):
+        return f"It was not adapted, because that diverged in a {INNER}-fold comparison; a smaller lr may not."
     if classes and more != few:
         numbers = f"{more:.0f} of {n} correct against {few:.0f} without"
     else:

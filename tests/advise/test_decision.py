@@ -145,6 +145,52 @@ def test_clients_without_validation_data_do_not_count():
     assert found.standings[0].behind == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("scored", [1, 2])
+def test_draws_are_among_the_clients_that_have_a_score(scored):
+    """Of three clients one or two have validation samples. One in 27 (or eight) draws of all three met nobody with a
+    score; the error was then NaN, nothing close to anything and nothing beyond noise.
+
+    With one client that has a score all draws are of it, so differences have no noise: 0.1 is beyond it."""
+    made = [replace(c, seen=np.where(np.arange(3) < scored, c.seen[:, :3], np.nan)) for c in four(0.5, 0.6, 0.7, 0.7)]
+    advice = decide(findings(*made))
+    assert advice.chosen.candidate.method == "fedper"
+    assert [s.error for s in advice.standings] == pytest.approx([0, 0, 0, 0])
+    assert advice.standings[0].beyond_noise
+    assert not advice.standings[3].beyond_noise
+
+
+def test_newcomers_without_a_score_do_not_decide():
+    """Of two newcomers one has a score: as if it were alone. Where none has, those who train decide, and neither is an
+    error. FedAvg is 20 points better for newcomers that come often, FedPer 10 for the others."""
+    made = [candidate("fedavg", 0.6, new=0.7), candidate("fedper", 0.7, new=0.5)]
+    alone = [replace(c, new=c.new[:, :1]) for c in made]
+    one = [replace(c, new=np.where(np.arange(2) < 1, c.new[:, :2], np.nan)) for c in made]
+    none = [replace(c, new=np.full_like(c.new[:, :2], np.nan)) for c in made]
+    assert decide(findings(*one, newcomers="often")).chosen.candidate.method == "fedavg"
+    values = [[s.value for s in decide(findings(*which, newcomers="often")).standings] for which in (alone, one)]
+    assert values[0] == pytest.approx(values[1])
+    advice = decide(findings(*none, newcomers="often"))
+    assert advice.chosen.candidate.method == "fedper"
+    assert advice.for_newcomers is None
+    assert advice.chosen.value == pytest.approx(0.7)
+
+
+def test_without_any_validation_sample_the_reason_is_said():
+    made = [replace(c, seen=np.full_like(c.seen, np.nan)) for c in four(0.5, 0.6, 0.7, 0.7)]
+    with pytest.raises(CoterieError, match="no client that trains has a sample for validation"):
+        decide(replace(findings(*made), guess=np.full(CLIENTS, np.nan)))
+
+
+def test_seeds_in_which_a_client_has_no_score_do_not_count_for_it():
+    """The third client has a score in the second seed alone; draws are among the two that have one in both."""
+    made = [replace(c, seen=c.seen[:, :3].copy()) for c in four(0.5, 0.6, 0.7, 0.7)]
+    for c in made:
+        c.seen[0, 2] = np.nan
+    standings = decide(findings(*made)).standings
+    assert standings[2].value == pytest.approx(0.7 + EASY[:2].mean())
+    assert np.isfinite([s.error for s in standings]).all()
+
+
 def test_what_has_diverged_is_left_out_and_nothing_left_is_an_error():
     broken = candidate("fedper", float("nan"))
     assert [s.candidate.method for s in decide(findings(candidate("fedavg", 0.5), broken)).standings] == ["fedavg"]

@@ -30,7 +30,7 @@ from coterie.running.saved import Saved
 from coterie.running.simulation import Simulation
 from coterie.running.training import Training
 from coterie.serving import newcomers
-from coterie.serving.estimate import FOLDS, INNER, REPLICAS
+from coterie.serving.estimate import FOLDS, INNER, REPLICAS, Decision, Held
 from coterie.serving.newcomer_data import other_units, read
 from coterie.serving.newcomers import Desk, as_drawn, personalize
 from coterie.serving.personalize import _stated
@@ -340,6 +340,25 @@ def test_a_newcomers_table_is_encoded_as_the_runs_was(tmp_path, monkeypatch, cap
     assert code == 2
     assert ("has no column 'weight', which the run's data have: add it, with empty cells where nothing is known, which "
             "fill=mean fills in.") in errors  # the run is scaled, so it knows the mean
+
+
+def test_a_newcomers_points_are_thousands_where_the_runs_decimals_are_commas(tmp_path, monkeypatch, capsys):
+    """3.501 is 3501 beside 1.234,56; alone in a file it could be either, and was read as 3.501 without a word."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = ["income;client;label"]
+    lines += [f'"1.{100 + k},50";h{k % 3};{("no", "yes")[int(rng.random() < 0.5)]}' for k in range(60)]
+    (tmp_path / "all.csv").write_text("\n".join(lines))
+    words = ["--data", "all.csv:decimal=comma", "--model", "linear", "--rounds", 1, "--set", "lr=1e-6"]
+    assert command(capsys, monkeypatch, "run", "fedavg", *words, "--out", "run")[0] == 0
+    (tmp_path / "whole.csv").write_text("income;label\n" + "3.501;yes\n2.750;no\n" * 5)
+    with pytest.raises(CoterieError, match=r"decimal=comma cannot read .* decimal=auto reads a file whose points"):
+        read("whole.csv", None, Saved.open("run"))
+    (tmp_path / "cents.csv").write_text("income;label\n" + '"3.501,00";yes\n"2.750,25";no\n' * 5)
+    (x, _), *_ = read("cents.csv", None, Saved.open("run"))
+    assert x[:2, 0].tolist() == [3501, 2750.25]
+    (x, _), *_ = read("whole.csv:decimal=auto", None, Saved.open("run"))
+    assert x[:2, 0].tolist() == pytest.approx([3.501, 2.75])
 
 
 @pytest.mark.parametrize("method", ["fedamp", "cfl"])
@@ -665,3 +684,11 @@ def test_a_column_that_was_always_the_same_in_the_run(tmp_path, scanner, said):
     found = other_units(encoding, new.x, new.y)
     assert list(found) == ([] if said is None else ["scanner"])
     assert said is None or found["scanner"].startswith(said)
+
+
+def test_an_adaptation_that_diverged_is_called_so_and_its_json_has_no_nan():
+    right, answer = np.ones(6), np.zeros(6, dtype=np.int64)
+    served, adapted_too = Held(right, np.ones(6), answer), Held(right, np.full(6, np.nan), answer)
+    said = newcomers._why_adapted(Decision(False, served, adapted_too), 5, classes=True)
+    assert "It was not adapted, because that diverged in a" in said
+    assert adapted_too.facts() == {"n": 6, "correct": 6, "loss": None}

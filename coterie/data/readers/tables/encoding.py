@@ -86,7 +86,7 @@ class _ColumnEncoder:
         scale: bool, fill: str | None, decimal: Decimal = "auto", by: str = "the schema",
     ) -> None:
         self.found = found = table.columns
-        self.by = by
+        self.by, self.follows = by, schema is not None
         self.decimal, self.roles = decimal, roles
         told = (schema or {}).get("label")
         self.label = role_of(roles.label, told or "label", found)
@@ -209,6 +209,8 @@ class _ColumnEncoder:
             return
         if self.decimal == "comma" and signs.unread:
             way = "" if column == self.label else f", or leave the column out with ignore={column}"
+            if self.follows:
+                way += "; decimal=auto reads a file whose points are decimals, unlike those it follows"
             raise CoterieError(
                 f"column '{column}' holds a number that decimal=comma cannot read ({signs.unread}): in all files, "
                 f"write decimals with a comma and thousands without a sign, so for 1.234 either 1,234 or 1234{way}."
