@@ -167,7 +167,8 @@ class Truncated(Ranked):
         """How many clients have each rank, from 0 on."""
         if server.rank is None:
             return {}
-        return {"clients_per_rank": torch.bincount(server.rank[:, 0], minlength=highest(up.layout) + 1)}
+        most = highest(up.layout)  # more is what a site may say, and as much as this
+        return {"clients_per_rank": torch.bincount(server.rank[:, 0].clamp(max=most), minlength=most + 1)}
 
     # -- words for `merge` -----------------------------------------------------------------------------------------
 

@@ -297,3 +297,17 @@ def test_fedplora_averages_a_module_over_those_who_trained_it():
     assert_close(new_b[:, 1] - b[:, 1], 2 / 3 * ub[1, :, 1] + 1 / 3 * ub[2, :, 1])  # 1/3 and 1/6 of 1/2
     assert torch.equal(new_a[2], a[2])
     assert torch.equal(new_b[:, 2], b[:, 2])
+
+
+def test_a_rank_beyond_the_adapters_is_all_of_it(tiny):
+    """What a site says of its rank is its own word: a huge number is no table of that length, and no other model."""
+    found = []
+    for rank in (2, 10**15):
+        sim = simulation(tiny, "hetlora:ranks=2")
+        ids = torch.arange(4)
+        up = Uploads({"update": tiny.rows(sim), "rank": torch.tensor([[2], [1], [rank], [1]])}, ids, ids + 1,
+                     tensor([0.25] * 4), 4, 0, sim.layout)
+        sim.server.merge(up)
+        found.append(sim.server.state.row)
+        assert sim.method.report(sim.server.state, up)["clients_per_rank"].tolist() == [0, 2, 2]
+    assert torch.equal(*found)
