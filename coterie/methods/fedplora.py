@@ -31,7 +31,7 @@ class FedPLoRA(Ranked):
     shared = "the adapters and the head"
     down, up = "1", "its ranks"
     newcomer = "the shared model"
-    cite = "Fed-PLoRA: parallel rank-one adapters for heterogeneous federated fine-tuning, ICLR 2026 (arXiv 2602.16936)"
+    cite = "Zhang et al., Heterogeneous federated fine-tuning with parallel one-rank adaptation, ICLR 2026"
     uploads = sent.fields(update=sent.Vectors(), modules=sent.Numbers(at_least=0, at_most=1))
     hook = ("the gradient of modules that a client does not train is 0; what a weight decay does to them meanwhile is "
             "not sent")

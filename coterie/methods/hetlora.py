@@ -24,9 +24,9 @@ class HetLoRA(Truncated):
 
     |B A| is the Frobenius norm of s B A over all layers together. A client minimises its loss plus lam times the sum
     over layers of |tail of B| |tail of A|, the tail being the ranks above g = floor(gamma r_i). Where that sum is
-    smaller after training than before, the client drops its tail for good: r_i <- g. The head is averaged with the same
-    weights. A rank that no participant has stays as it is; zeros in both factors would never train again. With a robust
-    aggregator clients count alike.
+    smaller after training than before, the client drops its tail for good, and g is its rank. The head is averaged with
+    the same weights. A rank that no participant has stays as it is; zeros in both factors would never train again. With
+    a robust aggregator clients count alike.
     """
 
     gamma: Annotated[float, Range(above=0, at_most=1)] = 0.99

@@ -19,7 +19,7 @@ class RaFLoRA(FlexLoRA):
 
     b_ij and a_ij are the j-th column of B_i and the j-th row of A_i. So what only clients of high rank know does not
     shrink because the others, which could not learn it, are averaged in. A rank that no participant has stays as it is;
-    the paper drops it for that round. With equal `ranks` this is FlexLoRA.
+    the paper drops it for that round. With equal ranks this is FlexLoRA, with `balanced=true`.
     """
 
     ranks: str = "1/4+1/2+all"
@@ -30,7 +30,7 @@ class RaFLoRA(FlexLoRA):
 
     down = up = "its ranks"
     newcomer = "the shared model, cut to its rank"
-    cite = "raFLoRA: rank-aware aggregation of low-rank adapters under heterogeneous ranks, 2026 (arXiv 2602.13486)"
+    cite = "Wu et al., Preventing rank collapse in federated low-rank adaptation with client heterogeneity, 2026"
 
     def product(self, rows: Tensor, share: Tensor, rank: Tensor, pair: Pair, server: Cut) -> Factors:
         own = [torch.cat([all_of, one[None]]) for all_of, one in

@@ -1,4 +1,4 @@
-"""Sites whose adapters have unequal ranks: each draws its own from its name, and messages have one shape for all."""
+"""Sites whose adapters have unequal ranks: each has the one of its name or its number, and messages have one shape for all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sites as toy
 import torch
 
 
-@pytest.mark.parametrize("method", ["raflora", "flexlora:ranks=1+2,balanced=true", "hetlora"])
+@pytest.mark.parametrize("method", ["raflora", "flexlora:ranks=1+2,dealt=inturn", "hetlora"])
 def test_sites_draw_the_ranks_of_the_simulation(tmp_path, method):
     """Both know the same ranks and end with the same model. What a site sends has the whole row's columns, zeros in
     ranks that it has not, and that is what its record counts; the simulation counts its own ranks."""
