@@ -19,7 +19,8 @@ class RaFLoRA(FlexLoRA):
 
     b_ij and a_ij are the j-th column of B_i and the j-th row of A_i. So what only clients of high rank know does not
     shrink because the others, which could not learn it, are averaged in. A rank that no participant has stays as it is;
-    the paper drops it for that round. With equal ranks this is FlexLoRA, with `balanced=true`.
+    the paper drops it for that round. With a robust aggregator clients that lack a rank stand for leaving it as it is,
+    or one that has it alone would decide on it. With equal ranks this is FlexLoRA, with `balanced=true`.
     """
 
     ranks: str = "1/4+1/2+all"
@@ -37,5 +38,6 @@ class RaFLoRA(FlexLoRA):
                zip(factors(rows, pair), factors(server.row, pair), strict=True)]
         has = torch.arange(pair.rank, device=rank.device) < rank  # [m, r]
         weights = share[:, None] * has
-        weights = weights / torch.where(has.any(0), weights.sum(0), 1)
-        return side_by_side(torch.cat([weights, ~has.any(0)[None]]), *own)
+        if not self.aggregator.robust:
+            weights = weights / torch.where(has.any(0), weights.sum(0), 1)
+        return side_by_side(torch.cat([weights, (1 - weights.sum(0, keepdim=True)).clamp(min=0)]), *own)

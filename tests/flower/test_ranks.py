@@ -1,4 +1,4 @@
-"""Sites whose adapters have unequal ranks: each has the one of its name or its number, and messages have one shape for all."""
+"""Sites whose adapters have unequal ranks: each by its name or number, and messages have one shape for all."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ def nobody_trains(method, times):
 
 
 @pytest.mark.parametrize(("method", "left"), [("hetlora:padding", 0.25), ("flexlora:ranks=1+2", 0.5),
-                                              ("flexlora:ranks=1+2,balanced=true", 0.5), ("raflora", 1.0)])
+                                              ("flexlora:ranks=1+2,balanced=true", 0.5), ("raflora", 1.0),
+                                              ("raflora+median", 1.0)])
 def test_what_one_of_two_clients_has_not_is_kept_or_shrinks(method, left):
     """Rank collapse: padded means halve b_2 and a_2 each, so a quarter is left; the mean of products halves b_2 a_2;
     the mean over those who have the rank keeps it. The common rank stays 1."""
