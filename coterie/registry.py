@@ -184,12 +184,20 @@ def _sorted(cls: type[Method], values: Mapping[str, Any]) -> tuple[dict[str, Any
         into, key = (own, name) if name in options(cls) else (local, plain)
         if into is local and plain not in options(LocalOptions):
             known = {*options(cls), *options(LocalOptions)} - {"aggregator"}
-            words = {**LocalOptions.OTHER_WORDS, **LocalOptions.of_the_run()}
+            words = {**LocalOptions.OTHER_WORDS, **LocalOptions.of_the_run(), **_ranks(cls)}
             raise unknown(f"option of {cls.name}", given, known, words, value=spelled(value))
         if key in into:
             raise CoterieError(f"{key} is given twice for {cls.name}, {spelled(into[key])} and {spelled(what)}.")
         into[key] = what
     return own, local
+
+
+def _ranks(cls: type[Method]) -> dict[str, str]:
+    """For `unknown`: which methods take unequal ranks, where this one does not."""
+    able = [name for name, other in methods().items() if "ranks" in options(other)]
+    equal = f"in {cls.name} all clients have adapters of one rank; those of unequal ones are for {', '.join(able)}"
+    words = {"ranks": equal, "rank": "it belongs to the model: --adapter lora:rank={}"}
+    return {} if cls.name in able else words
 
 
 def takes(cls: type[Method], option: str) -> bool:

@@ -31,10 +31,12 @@ WHOLE = {
     "aggregators/": "test_aggregators",
     "data/readers/": "test_fuzz test_large",
     "engine/": "test_cuda",
-    "flower/": "test_conformance test_faults test_frozen test_hostile test_hostile_real test_old_folders test_real",
+    "flower/": "test_conformance test_faults test_frozen test_hostile test_hostile_real test_old_folders test_ranks "
+    "test_real",
     "optimizers/": "test_optimizers",
     "metrics/": "test_metrics",
-    "methods/": "test_aggregation test_decoupled test_low_rank test_reductions test_regularised test_size test_words",
+    "methods/": "test_aggregation test_decoupled test_low_rank test_ranks test_reductions test_regularised test_size "
+    "test_words",
     "models/": "test_models test_more_models test_user_models",
     "presets/": "test_presets",
     "report/": "test_browser test_colours test_names test_report",

@@ -288,6 +288,14 @@ class Cohort:
             rows = self.layout.put(rows, part, columns)
         return rows
 
+    def chance(self, purpose: str, count: int = 1, once: bool = False) -> Tensor:
+        """Uniform numbers on [0, 1) of each client's own, `[C, count]`: of this round, or the same in all (`once`)."""
+        members, seeds = self.members, self.members.seeds
+        seeds = seeds[:, None] if isinstance(seeds, Tensor) else seeds
+        when = () if once else (members.round,)
+        bits = streams.key(seeds, torch.from_numpy(members.names)[:, None], *when, purpose, torch.arange(count))
+        return ((bits & ((1 << 53) - 1)).double() / (1 << 53)).to(self.engine.device)
+
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def loss(self, rows: Tensor, split: Split = "train") -> Tensor:

@@ -57,9 +57,19 @@ def with_factors(rows: Tensor, found: Iterable[tuple[Pair, Factors]]) -> Tensor:
 
 
 def side_by_side(weights: Tensor, b: Tensor, a: Tensor) -> Factors:
-    """`[m], [m, o, r], [m, r, q] -> [o, m r], [m r, q]`: factors of sum_i w_i B_i A_i."""
-    weighed = weights.to(b.dtype)[:, None, None] * b
+    """`[m], [m, o, r], [m, r, q] -> [o, m r], [m r, q]`: factors of sum_i w_i B_i A_i; or, with weights `[m, r]`, of
+    sum_ij w_ij b_ij a_ij over the columns b of B and the rows a of A."""
+    weighed = weights.to(b.dtype).view(len(b), 1, -1) * b
     return weighed.transpose(0, 1).flatten(1), a.flatten(0, 1)
+
+
+def sizes(rows: Tensor, layout: Layout) -> Tensor:
+    """`[m, D] -> [m]`: sqrt(sum over layers of |s B A|^2), by tr(B'B A A'): no product is written down."""
+    total = rows.new_zeros(len(rows))
+    for pair in layout.pairs:
+        b, a = factors(rows, pair)
+        total = total + pair.scale**2 * ((b.mT @ b) * (a @ a.mT)).sum((-2, -1))
+    return total.clamp(min=0).sqrt()
 
 
 def best(b: Tensor, a: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -232,6 +232,11 @@ class Method:
         """The part of a row that the tensors hold which server and clients exchange, unless they hold whole rows."""
         return "all"
 
+    def columns(self, tensors: Mapping[str, Tensor], layout: Layout) -> Tensor | None:
+        """Of whole rows among a payload's or an upload's `tensors [C, ...]`, the columns that travel, `[C, D]`; by
+        default all, which is None. What does not travel is filled in by whoever receives the row."""
+        return None
+
     def refuse_frozen(self, layout: Layout, part: str, does: str) -> None:
         """Raise if nothing trains in a part of the model that the method `does` something with; for `check`."""
         if layout.is_frozen(part):

@@ -170,9 +170,10 @@ class Clients:
         }
 
     def traffic(self, tensors: dict[str, Tensor], way: str) -> dict[str, int]:
-        """Bytes per client and field; buffers that the policy keeps at home do not travel."""
+        """Bytes of all clients by field; buffers that the policy keeps at home do not travel."""
         stay = self.training.buffers == "local" or (self.training.buffers == "server" and way == "up")
-        return travelled(tensors, self.layout, self.method.travels(), not stay)
+        chosen = self.method.columns(tensors, self.layout)
+        return travelled(tensors, self.layout, self.method.travels(), not stay, chosen)
 
 
 # -- what clients compute: `function(method, cohort, *records)`, see `running.together` -------------------------------

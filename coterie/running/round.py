@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.contract import records
 from coterie.contract.algebra import between, cosines, opposing
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
@@ -27,27 +26,37 @@ class Round:
     round: int
     participants: int
     dropped: int
-    down: dict[str, int]  # bytes per client, by payload field
-    up: dict[str, int]  # bytes per client, by upload field
+    down: Mapping[str, float]  # bytes per client, by payload field
+    up: Mapping[str, float]  # bytes per client, by upload field
     report: dict[str, Any]
 
 
-def travelled(tensors: Mapping[str, Tensor], layout: Layout, part: str, buffers: bool = True) -> dict[str, int]:
-    """Bytes per client of tensors `[C, ...]` by name; those of running statistics and counters apart, `NAME buffers`.
+def travelled(
+    tensors: Mapping[str, Tensor], layout: Layout, part: str, buffers: bool = True, chosen: Tensor | None = None
+) -> dict[str, int]:
+    """Bytes of tensors `[C, ...]` by name, of all clients; those of running statistics and counters apart, `NAME
+    buffers`.
 
-    Tensors hold whole rows or the columns of `part`. Without `buffers`, those of whole rows stay where they are.
+    Tensors hold whole rows or the columns of `part`. Without `buffers`, those of whole rows stay where they are;
+    `chosen [C, D]` are the columns of whole rows that travel, where these are not all.
     """
     found: dict[str, int] = {}
     inside = {sum(e.size for e in columns): sum(e.size for e in columns if e.kind != "parameter")
               for columns in (layout.within(part), layout.entries)}
-    for name, size in records.bytes_each(tensors).items():
-        t = tensors[name]
+    kept = 0 if chosen is None else int((~chosen).sum())  # of one row of each client
+    for name, t in tensors.items():
         width = t.shape[-1] if t.ndim > 1 else 0
-        apart = t[0].numel() // width * inside.get(width, 0) * t.element_size() if width and len(t) else 0
-        found[name] = size - apart
+        copies = t[0].numel() // width if width and len(t) else 0
+        apart = len(t) * copies * inside.get(width, 0) * t.element_size()
+        found[name] = (t.numel() - (copies * kept if width == layout.size else 0)) * t.element_size() - apart
         if apart and (buffers or width != layout.size):
             found[f"{name} buffers"] = apart
     return found
+
+
+def per_client(total: Mapping[str, int], clients: int) -> dict[str, float]:
+    """Bytes per client, from those of so many together: their mean where clients send unequally much."""
+    return {name: count // clients if count % clients == 0 else count / clients for name, count in total.items()}
 
 
 def seen(method: Method, server: Record, up: Uploads, training: Training) -> dict[str, Any]:

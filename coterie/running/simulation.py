@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,7 +41,7 @@ from coterie.running.clients import (
     settled,
 )
 from coterie.running.confusion import CONFUSION, MOST_CELLS, class_names
-from coterie.running.round import Round
+from coterie.running.round import Round, per_client
 from coterie.running.server import NOTES, Server, record_class
 from coterie.running.together import Call, Course, alone
 from coterie.running.training import Training
@@ -129,8 +130,8 @@ class Simulation(Clients):
         answering = self._answering(selected, t)
         pace = self._straggling(answering, t)
         report: dict[str, Any] = {}
-        down: dict[str, int] = {}
-        up: dict[str, int] = {}
+        down: Counter[str] = Counter()
+        up: Counter[str] = Counter()
         if len(answering) >= self.server.needed():
             uploads = []
             parts = self._waves(answering)
@@ -142,7 +143,8 @@ class Simulation(Clients):
                 if self.noticing is not None:
                     self.noticing(sent.tensors())
                     self.noticing(state.tensors())
-                down, up = self.traffic(payload.tensors(), "down"), self.traffic(sent.tensors(), "up")
+                down.update(self.traffic(payload.tensors(), "down"))
+                up.update(self.traffic(sent.tensors(), "up"))
                 uploads.append(self.without_local_buffers(sent.tensors()))
                 self._ahead(parts[number + 1 :] or self._first_of_round(t + 1))
                 self._keep(wave, state.tensors(), self.kept_buffers(cohort))
@@ -154,7 +156,8 @@ class Simulation(Clients):
             report = self.server.skipped(len(answering))
         before, self.rounds_done = self.arrived, t + 1
         yield from self._welcoming(np.arange(before, self.arrived))
-        return Round(t, len(answering), len(selected) - len(answering), down, up, report)
+        ways = per_client(down, len(answering)), per_client(up, len(answering))
+        return Round(t, len(answering), len(selected) - len(answering), *ways, report)
 
     def _welcoming(self, ids: IntArray) -> Course[None]:
         """Clients that arrive now are admitted and join, by the method's rule for unseen clients, and stay."""

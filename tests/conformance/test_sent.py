@@ -14,6 +14,7 @@ VARIANTS = [
     "fedfew:models=2,loss_at=running", "fedfew:models=2,loss_at=after", "fedfew:models=2,weigh=client,scale=false",
     "fedsoft:models=2,every=2", "pacfl:by_label=false", "pacfl:measure=columns", "pacfl:measure=matched", "pfedhn:pc",
     "fedfomo:explore=0.5", "cfl:split_after=0",
+    "flexlora:ranks=1+2", "lorafair:ranks=1+2", "hetlora:padding", "fedplora:ranks=all",
 ]
 DECLARED = "what a client sends is declared, and is as declared"
 

@@ -107,6 +107,11 @@ def all_but_a(s: Sizes) -> int:
     return s.model - s.a
 
 
+def one_rank_of_two(s: Sizes) -> int:
+    """The model without one rank, which is a row of A and a column of B."""
+    return s.model - s.inputs - s.features
+
+
 @dataclass(frozen=True)
 class Traffic:
     """Numbers that travel to and from a client in a round, and how many copies of the buffers go with them."""
@@ -124,6 +129,13 @@ class Traffic:
 ONE_MODEL = Traffic("the model both ways; whatever else there is stays where it is")
 A_BODY = Traffic("the body both ways, with the running statistics in it; the head stays", body, body)
 K_DOWN = {"down": lambda s: s.models * s.model, "buffers": (lambda s: s.models, lambda s: 1)}
+A_RANK = Traffic(
+    "the ranks that the client has, and how many these are, both ways; it tells how many when it arrives",
+    one_rank_of_two, one_rank_of_two, scalars_down={"rank": lambda s: 1}, scalars_up={"rank": lambda s: 1},
+    tells={"rank": lambda s: 1},
+)
+COUNTED_AS = {name: f"{name}:ranks=1" for name in ("hetlora", "raflora", "fedplora")}
+"""Clients draw their ranks, so these are counted where all have one of the adapter's two."""
 
 TRAFFIC = {
     "local": Traffic("nothing is shared", nothing, nothing, (nothing, nothing)),
@@ -140,6 +152,10 @@ TRAFFIC = {
     "fedala": ONE_MODEL,
     "lorafair": ONE_MODEL,
     "flexlora": ONE_MODEL,
+    "hetlora": A_RANK,
+    "raflora": A_RANK,
+    "fedplora": Traffic("all ranks down, those that were trained up, and which they are", up=one_rank_of_two,
+                        scalars_up={"modules": lambda s: s.rank}),
     "ffalora": Traffic("all but A, which every client draws from the seed", all_but_a, all_but_a),
     "fedsvd": Traffic("the model down, as the server writes both factors anew; all but A up", up=all_but_a),
     "rolora": Traffic("the model down; in the second round, which is counted here, all but B up",
@@ -247,6 +263,7 @@ VARIANTS = {
         "a model both ways, and down the mean number of samples; once, a client's own number",
         scalars_down={"mean": lambda s: 1}, tells={"samples": lambda s: 1},
     ),
+    "flexlora:ranks=1": A_RANK,
     "fedavg+confree": ONE_MODEL,  # an aggregator works on the server, on what is uploaded anyway
     "fedrep+fedmgdaplus": A_BODY,
 }
@@ -266,7 +283,7 @@ def split(measured: dict[str, int], scalars: dict[str, Formula]) -> tuple[int, d
 
 
 def second_round(tiny, method, model, **training):
-    sim = tiny.simulation(method, model, **training)
+    sim = tiny.simulation(COUNTED_AS.get(method, method), model, **training)
     sim.round()
     return sim.round()
 
@@ -329,6 +346,7 @@ def test_what_is_told_once(tiny, method):
 UNITS: dict[str, Formula] = {
     "": model, "body": body, "head": lambda s: s.head, "all but BatchNorm": lambda s: s.model - s.batchnorm,
     "policy": lambda s: s.policy, "all but A": all_but_a, "all but A or B": lambda s: s.model - s.b,
+    "its ranks": one_rank_of_two,
     "prototypes": lambda s: s.prototypes, "class features": lambda s: s.prototypes,
 }
 
