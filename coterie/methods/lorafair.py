@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from coterie.contract.low_rank import Factors
-from coterie.methods.flexlora import FlexLoRA
+from coterie.contract.products import MeanProducts
 from coterie.options import NonNegative
 
 
 @dataclass(frozen=True)
-class LoRAFAIR(FlexLoRA):
+class LoRAFAIR(MeanProducts):
     """B, A <- mean B + C, mean A with C = (D - mean B mean A) mean A' (mean A mean A' + lam I)^-1.
 
     D = sum_i p_i B_i A_i, and means are weighted by p_i = n_i / n. C minimises
