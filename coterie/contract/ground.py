@@ -36,7 +36,7 @@ def added(residual: Tensor, products: Iterable[Tensor]) -> Tensor:
 
 def pieces(residual: Tensor, layout: Layout) -> list[tuple[Pair, Tensor]]:
     """`[S, 1]` -> R `[o, q]` of each adapted layer."""
-    parts = residual.flatten().split([_rows(pair) * _columns(pair) for pair in layout.pairs])
+    parts = torch.split(residual.flatten(), [_rows(pair) * _columns(pair) for pair in layout.pairs])
     return [(pair, part.view(_rows(pair), -1)) for pair, part in zip(layout.pairs, parts, strict=True)]
 
 
@@ -48,7 +48,8 @@ def grounded(module: M, layout: Layout, residual: Tensor | None) -> tuple[M, Lay
     if residual is None:
         return module, layout
     made = duplicate(module)
-    weights = {f"{name}.base.weight": (p, p + moved.to(p)) for name, p, moved in _weights(made, layout, residual)}
+    weights = {f"{name}.base.weight": (p, p.detach() + moved.to(p.device)) for name, p, moved in
+               _weights(made, layout, residual)}
     for parameter, value in weights.values():
         parameter.data = value
     named = zip((entry.name for entry in layout.frozen), layout.values, strict=True)

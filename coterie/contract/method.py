@@ -271,7 +271,7 @@ class Method:
         return rows if rows is not None and rows.shape[1] == layout.size else None
 
     def residual(self, server: Any) -> Tensor | None:
-        """What is added to the frozen weights of adapted layers, `[S, 1]`, by a server that moves them; see `ground`."""
+        """What a server that moves the backbone adds to the frozen weights of adapted layers, `[S, 1]`; see `ground`."""
         return None
 
     def clusters(self, server: Any) -> Tensor | None:

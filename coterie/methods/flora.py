@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,7 +67,7 @@ class FLoRA(Moving):
         """The rest of the row as received, B = 0 and A drawn; what is 0 from the start, as of padding, stays 0."""
         rows, pairs, begun = cohort.assemble({REST: payload.row}), cohort.layout.pairs, []
         numbers = 2 * cohort.uniform("adapters", sum(pair.a.size for pair in pairs)) - 1
-        for pair, drawn in zip(pairs, numbers.split([pair.a.size for pair in pairs], 1), strict=True):
+        for pair, drawn in zip(pairs, torch.split(numbers, [pair.a.size for pair in pairs], 1), strict=True):
             b, a = factors(rows, pair)
             if self.fresh:
                 a = drawn.view_as(a) / a.shape[-1] ** 0.5 * (a != 0)
