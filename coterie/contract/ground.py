@@ -30,8 +30,11 @@ def unmoved(layout: Layout, like: Tensor) -> Tensor:
 
 def added(residual: Tensor, products: Iterable[Tensor]) -> Tensor:
     """`[S, 1]`, `[o, q]` of each adapted layer `-> [S, 1]`: R with these products added."""
-    moves = [product.flatten() for product in products]
-    return residual + torch.cat(moves).to(residual.dtype)[:, None]
+    out, start = residual.clone(), 0
+    for product in products:
+        out[start : start + product.numel(), 0] += product.flatten()
+        start += product.numel()
+    return out
 
 
 def pieces(residual: Tensor, layout: Layout) -> list[tuple[Pair, Tensor]]:

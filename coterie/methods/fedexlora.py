@@ -63,12 +63,12 @@ class FedExLoRA(Moving):
         if not (kept.any() and torch.isfinite(row).all()):
             return Moved(row, server.residual)
         near, p = near[kept], p[kept] / p[kept].sum()
-        missing = [pair.scale * self.missing(factors(row, pair), side_by_side(p, *factors(near, pair)))
-                   for pair in up.layout.pairs]
+        missing = (pair.scale * self.missing(factors(row, pair), side_by_side(p, *factors(near, pair)))
+                   for pair in up.layout.pairs)
         return Moved(row, added(server.residual, missing))
 
     def missing(self, averaged: Factors, product: Factors) -> Tensor:
         """`[o, q]`: the mean product, from its factors `[o, m r], [m r, q]`, less that of the averaged factors."""
         b, a, left, right = (t.double() for t in (*averaged, *product))
-        found = left @ right - b @ a
+        found = torch.cat([left, -b], 1) @ torch.cat([right, a])
         return found.T if self.transposed else found

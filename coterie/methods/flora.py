@@ -59,8 +59,8 @@ class FLoRA(Moving):
         if not kept.any():
             return Moved(row, server.residual)
         near, share = near[kept], up.share[kept] / up.share[kept].sum()
-        stacks = [(pair.scale, *side_by_side(share, *factors(near, pair))) for pair in up.layout.pairs]
-        moves = [scale * left.double() @ right.double() for scale, left, right in stacks]
+        stacks = ((pair.scale, *side_by_side(share, *factors(near, pair))) for pair in up.layout.pairs)
+        moves = (scale * left.double() @ right.double() for scale, left, right in stacks)
         return Moved(row, added(server.residual, moves))
 
     def begun(self, cohort: Cohort, payload: Moved) -> Tensor:
