@@ -271,7 +271,7 @@ class Method:
         return rows if rows is not None and rows.shape[1] == layout.size else None
 
     def residual(self, server: Any) -> Tensor | None:
-        """What a server that moves the backbone adds to the frozen weights of adapted layers, `[S, 1]`; see `ground`."""
+        """What a server that moves the backbone adds to frozen weights of adapted layers, `[S, 1]`; see `ground`."""
         return None
 
     def clusters(self, server: Any) -> Tensor | None:

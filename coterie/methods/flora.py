@@ -25,7 +25,7 @@ class FLoRA(Moving):
 
     The mean of products is that of the side by side factors [p_1 B_1 ...] [A_1; ...], so it is exact whatever the A_i
     are. The backbone W itself stays as it is: R `[o, q]` of each adapted layer is sent whole to whoever takes part or
-    arrives, so that one who missed rounds has all of it. Adapters travel up alone. The rest of the row is averaged as
+    arrives, so that one who missed rounds has all of it. Adapters travel up only. The rest of the row is averaged as
     in FedAvg. With a robust aggregator the mean of products is over the clients that it keeps, none further off than
     the middle one.
     """
