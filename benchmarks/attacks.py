@@ -171,10 +171,12 @@ def measure(
 ) -> dict[str, Any]:
     """What the honest sites reach without the others, `alone`, and what each aggregator's runs reach beside that.
 
-    Methods on low-rank adapters have some of rank 4 beside everything else, which trains.
+    Methods on low-rank adapters have some of rank 4 beside everything else, which trains unless they move it.
     """
     method = MILD.get(method, method)
-    experiment = replace(experiment, adapter="lora:rank=4,base=trains" if registry.method(method).adapters else "")
+    chosen = registry.method(method)
+    base = "frozen" if chosen.moves else "trains"
+    experiment = replace(experiment, adapter=f"lora:rank=4,base={base}" if chosen.adapters else "")
     found: dict[str, Any] = {"alone": {}, **{aggregator: {} for aggregator in aggregators}}
     for hostile, count in companies:  # how many of how many
         honest, whole = count - hostile, replace(experiment, clients=count).federation()

@@ -25,6 +25,8 @@ def rounds(sim, count):
 
 
 def adapter_for(method, alpha=1):
-    """The `--adapter` with which a method can run: none, or one beside which everything else goes on training."""
+    """The `--adapter` with which a method can run: none, or one beside which everything else goes on training, unless
+    the method adds to what is frozen."""
     chosen = registry.method(method) if isinstance(method, str) else method
-    return f"lora:rank=2,alpha={alpha},base=trains" if chosen.adapters else ""
+    base = "frozen" if chosen.moves else "trains"
+    return f"lora:rank=2,alpha={alpha},base={base}" if chosen.adapters else ""

@@ -210,6 +210,7 @@ class Cohort:
         self.spent = np.zeros(self.size, dtype=np.int64)  # local steps taken so far, for the evaluator
         self.memory: dict[str, Tensor] | None = None  # what optimizers remember, `[C, ...]`; None: nothing is kept
         self._trainings = 0  # so far in this cohort, each of which has a memory of its own
+        self.residual: Tensor | None = None  # what is added to the frozen weights, `[S, 1]`; None: nothing
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
@@ -295,6 +296,10 @@ class Cohort:
         when = () if once else (members.round,)
         bits = streams.key(seeds, torch.from_numpy(members.names)[:, None], *when, purpose, torch.arange(count))
         return ((bits & ((1 << 53) - 1)).double() / (1 << 53)).to(self.engine.device)
+    def stand_on(self, residual: Tensor) -> None:
+        """From here on everything is computed over the frozen weights with R added, which all clients are sent alike:
+        `residual [C, S, 1]`, as a payload has it. See `ground`."""
+        self.residual = residual[0]
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -319,12 +324,12 @@ class Cohort:
         if split == "val" and not wanted.all():
             if not wanted.any():
                 return self.measure(rows, "train", tallies)
-            with_val, without = (Cohort(self.engine, self.members.only(mask)) for mask in (wanted, ~wanted))
+            with_val, without = (self._only(mask) for mask in (wanted, ~wanted))
             place = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(wanted), np.flatnonzero(~wanted)])))
             seen = with_val.measure(rows[wanted], "val", tallies)
             rest = without.measure(rows[~wanted], "train", tallies)
             return {name: torch.cat([seen[name], rest[name]])[place.to(rows.device)] for name in seen}
-        sums = self.engine.measure(self.members.places, rows, split, tallies)
+        sums = self._grounded.measure(self.members.places, rows, split, tallies)
         count = torch.from_numpy(self.engine.sizes(self.members.places, split)).to(rows.device, rows.dtype)
         count = count.view(-1, *(1,) * (rows.ndim - 2))
         found = {name: value / count if name in ALWAYS else value for name, value in sums.items()}
@@ -352,7 +357,7 @@ class Cohort:
     ) -> dict[str, Tensor]:
         """`score` of some of the clients, by their places in the cohort."""
         some = len(block) < self.size
-        part = Cohort(self.engine, self.members.only(np.isin(np.arange(self.size), block))) if some else self
+        part = self._only(np.isin(np.arange(self.size), block)) if some else self
         sums = part.measure(rows[block[0] : block[-1] + 1] if some else rows, split, tallies)
         found = {name: value for name, value in sums.items() if name in ALWAYS}
         if self.engine.net.task.unit is not None:
@@ -375,7 +380,7 @@ class Cohort:
 
     def total(self, fn: Sum, rows: Tensor, given: GivenLike = None, split: Split = "train") -> Any:
         """The sum over a split of `fn(net, row, batch, given)`: a tensor `[C, ...]` or a dictionary of such."""
-        sums = self.engine.total(self.members.places, fn, rows, _tensors(given), split)
+        sums = self._grounded.total(self.members.places, fn, rows, _tensors(given), split)
         return sums[""] if set(sums) == {""} else sums
 
     def grad(
@@ -389,7 +394,7 @@ class Cohort:
         """
         self.spent = self.spent + int(counted)
         summed = _Gradient(objective)
-        total = self.engine.total(self.members.places, summed, rows, _tensors(given), split)[""]
+        total = self._grounded.total(self.members.places, summed, rows, _tensors(given), split)[""]
         count = torch.from_numpy(self.engine.sizes(self.members.places, split)).to(rows.device, rows.dtype)
         return total / count.clamp(min=1).view(-1, *(1,) * (rows.ndim - 1))
 
@@ -434,7 +439,7 @@ class Cohort:
         local = self.members.local
         chosen = local.lr if lr is None else lr
         bounds = [bound for bound in (clip, local.clip) if bound is not None]
-        new, loss, memory = self.engine.train(
+        new, loss, memory = self._grounded.train(
             self.members.places, rows, _tensors(given), effort, chosen, part, correct, objective,
             min(bounds, default=None), watch, local.optimizer, self._recall(),
         )
@@ -464,7 +469,7 @@ class Cohort:
             raise CoterieError("inner steps of a method's own are plain ones; set optimizer=sgd and clip=none.")
         effort = self.effort(epochs, steps, purpose, fraction=fraction, streams=streams)
         chosen, begun = self.members.local.lr if lr is None else lr, _tensors(state)
-        out, taken = self.engine.loop(self.members.places, step, begun, _tensors(given), effort, chosen, until)
+        out, taken = self._grounded.loop(self.members.places, step, begun, _tensors(given), effort, chosen, until)
         trained = counted.cpu().numpy() if isinstance(counted, Tensor) else counted
         self.spent = self.spent + np.where(trained, taken, 0)
         if self.members.frozen_buffers:
@@ -495,6 +500,18 @@ class Cohort:
         return torch.where((rows[:, counters] > 0).all(1, keepdim=True), rows, settled)
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _grounded(self) -> Engine:
+        """The engine, its net on what this cohort stands on; other cohorts may have used it since."""
+        self.engine.net.ground.stand_on(self.residual)
+        return self.engine
+
+    def _only(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Cohort:
+        """Those of a mask `[C]`."""
+        part = Cohort(self.engine, self.members.only(mask))
+        part.residual = self.residual
+        return part
 
     def _recall(self) -> dict[str, Tensor] | None:
         """What the optimizer of this training remembers of the last round; nothing yet, or None where none is kept."""

@@ -116,6 +116,8 @@ class Method:
     """Whether a client counts in several models at once, by its shares in them, which an aggregator has to keep to."""
     adapters: ClassVar[bool] = False
     """Whether it works on the factors of low-rank adapters, and so on adapted models alone."""
+    moves: ClassVar[bool] = False
+    """Whether its server moves the backbone, so that clients compute over frozen weights with R added; see `moving`."""
     period: ClassVar[int] = 1
     """After how many rounds clients upload tensors of the same shapes again."""
     unprotected: ClassVar[str] = ""
@@ -272,6 +274,10 @@ class Method:
         """The whole models that the server keeps, `[K, D]`, by its state's type; None where it keeps parts, or none."""
         rows = server.row[None] if isinstance(server, Model) else server.rows if isinstance(server, Models) else None
         return rows if rows is not None and rows.shape[1] == layout.size else None
+
+    def residual(self, server: Any) -> Tensor | None:
+        """What a server that moves the backbone adds to frozen weights of adapted layers, `[S, 1]`; see `ground`."""
+        return None
 
     def clusters(self, server: Any) -> Tensor | None:
         """The cluster of every client `[M]`, where each is in one; the few models are theirs, in the same order."""

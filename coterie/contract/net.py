@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from coterie import memory, streams
 from coterie.contract.frozen import duplicate, frozen_layers, frozen_tensors, same_values
+from coterie.contract.ground import Ground
 from coterie.contract.layout import Entry, Layout
 from coterie.contract.units import Unit
 from coterie.errors import CoterieError
@@ -142,6 +143,7 @@ class Net:
         """`kernels` stand in for functions of PyTorch while the module runs stacked."""
         self.whole = duplicate(module)
         self.layout = layout
+        self.ground = Ground(self.whole, layout)
         self.task = task
         self.stacked = True
         self.low_precision = bf16

@@ -103,8 +103,17 @@ def spread(payload: Record, clients: int) -> Record:
 
 
 def concatenate(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Join records of several waves along the client axis."""
-    return {name: torch.cat([part[name] for part in parts]) if len(parts) > 1 else parts[0][name] for name in parts[0]}
+    """Join records of several waves along the client axis; what is one tensor for all clients stays one view."""
+    return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    if len(tensors) == 1:
+        return tensors[0]
+    alike = {(t.data_ptr(), t.shape[1:], t.stride()[1:], len(t) == 1 or t.stride(0) == 0) for t in tensors}
+    if alike == {(tensors[0].data_ptr(), tensors[0].shape[1:], tensors[0].stride()[1:], True)}:
+        return tensors[0][:1].expand(sum(map(len, tensors)), *tensors[0].shape[1:])
+    return torch.cat(list(tensors))
 
 
 def bytes_each(tensors: Mapping[str, Tensor]) -> dict[str, int]:

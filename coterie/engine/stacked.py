@@ -68,7 +68,7 @@ class Stacked(Slots):
         packed, keys = self.batches(ids, copies, effort)
         functions = identity(objective), identity(correct)
         kind = (*functions, clip, part, optimizer, memory is None)
-        key = ("train", *kind, copies, packed.batch, _signature(given), isinstance(lr, Tensor))
+        key = ("train", self.net.ground.moved, *kind, copies, packed.batch, _signature(given), isinstance(lr, Tensor))
 
         rule = Rule(optimizer, correct, clip, memory is not None)
 
@@ -103,7 +103,7 @@ class Stacked(Slots):
         keys = streams[0][1]
         packed = streams[0][0].beside([other for other, _ in streams[1:]])
         shapes = _signature(given), _signature(state), isinstance(lr, Tensor)
-        key = ("loop", identity(step), effort.streams, packed.batch, *shapes)
+        key = ("loop", self.net.ground.moved, identity(step), effort.streams, packed.batch, *shapes)
         program = self._program(key, lambda: Custom(self, step, effort.streams), packed)
         with self.computing():
             out, _ = program.run(dict(state), given, packed, keys, lr)

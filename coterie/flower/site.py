@@ -44,6 +44,7 @@ from torch import Tensor
 
 from coterie import registry
 from coterie.contract.cohort import Cohort
+from coterie.contract.ground import grounded
 from coterie.contract.records import Record
 from coterie.data import Federation, load_as
 from coterie.data.labels import placed
@@ -367,7 +368,7 @@ class _Enrolment:
             scores = self._scores(found)
             if "deploy" in do:
                 require_finite("model", {"row": row})
-                self._write_model(row[0], scores, task)
+                self._write_model(row[0], cohort.residual, scores, task)
             if "score" in do:
                 facts["scores"] = scores
                 facts |= {"sums": sums_told(found, self.sums)} if self.sums else {}
@@ -438,7 +439,9 @@ class _Enrolment:
 
     # -- the model that is used ------------------------------------------------------------------------------------
 
-    def _write_model(self, row: Tensor, scores: Mapping[str, Any], task: TaskHeader) -> None:
+    def _write_model(
+        self, row: Tensor, residual: Tensor | None, scores: Mapping[str, Any], task: TaskHeader
+    ) -> None:
         """The model of the round that the task is of; one of the last round that another one was chosen over stays."""
         t, path = task.round, self.folder / MODEL
         is_best, is_last = task.best == t, task.last in (None, t)
@@ -455,7 +458,7 @@ class _Enrolment:
                 other.unlink(missing_ok=True)
             elif path.with_suffix(ending).exists() and not task.newcomer and not other.exists():
                 checkpoint.link(path.with_suffix(ending), other)
-        write_model(path, self.clients.layout, row, facts)
+        write_model(path, grounded(self.clients.init.module, self.clients.layout, residual)[1], row, facts)
 
     def _note(self, task: TaskHeader) -> str:
         """Why it is a model of the last round, where the server said which one is the best so far."""

@@ -201,8 +201,11 @@ class Factors(nn.Module):
 
     def product(self) -> Tensor:
         """s B A, of the weight's shape."""
-        shape = (len(self.B), *self.A.shape[1:])
-        return self.low_rank * (self.B.flatten(1) @ self.A.flatten(1)).view(shape)
+        return self.low_rank * self.as_weight(self.B.flatten(1) @ self.A.flatten(1))
+
+    def as_weight(self, matrix: Tensor) -> Tensor:
+        """A matrix like B A, `[outputs, inputs]`, in the shape of the layer's weight."""
+        return matrix.view(len(matrix), *self.A.shape[1:])
 
     def forward(self, layer: nn.Module, x: Tensor) -> Tensor:
         """s B A x."""
@@ -259,8 +262,8 @@ class EmbeddingFactors(Factors):
     def _shape_of_b(self, weight: Tensor, rank: int) -> tuple[int, ...]:
         return weight.shape[1], rank
 
-    def product(self) -> Tensor:
-        return self.low_rank * (self.B @ self.A).T
+    def as_weight(self, matrix: Tensor) -> Tensor:
+        return matrix.T
 
     def forward(self, layer: nn.Module, x: Tensor) -> Tensor:
         inner = F.embedding(x, self.A.T, self.padding)

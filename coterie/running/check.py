@@ -98,7 +98,8 @@ def _simulation(spec: str, data: Federation | None = None, **options: object) ->
     data = _federation(_clients(), [0, 1, 2, 3], 0) if data is None else data
     training = Training(rounds=ROUNDS, batch=4, lr=0.1, device="cpu", precision="float64", **options)  # type: ignore[arg-type]
     method = registry.method(spec)
-    return Simulation(method, adapted(_net, "lora:rank=2,base=trains" if method.adapters else ""), data, training)
+    adapter = f"lora:rank=2,base={'frozen' if method.moves else 'trains'}" if method.adapters else ""
+    return Simulation(method, adapted(_net, adapter), data, training)
 
 
 def _after(simulation: Simulation, rounds: int = ROUNDS) -> Simulation:

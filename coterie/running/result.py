@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from coterie.contract.cohort import Init
 from coterie.contract.engine import Engine
 from coterie.contract.frozen import duplicate
+from coterie.contract.ground import grounded
 from coterie.contract.layout import Layout
 from coterie.contract.units import answering
 from coterie.data import Federation
@@ -42,6 +43,11 @@ class InMemory(Protocol):
 
     def row(self, client: int, adapted: bool = False) -> Tensor:
         """The row `[D]` that a client uses."""
+        ...
+
+    @property
+    def residual(self) -> Tensor | None:
+        """What is added to the frozen weights that rows stand on."""
         ...
 
 
@@ -137,9 +143,10 @@ class Result:
         taken = kept.hand_out(self.history, ADAPTED if adapted else SERVED, when)
         if taken.note and validated(self.history, taken.stage):
             warnings.warn(taken.note, stacklevel=2)
-        row = self._after(taken.round).row(number, adapted).cpu()
-        module = duplicate(simulation.init.module).to(row.dtype)
-        return answering(simulation.layout.load(module, row).eval(), simulation.federation.unit)
+        after = self._after(taken.round)
+        row = after.row(number, adapted).cpu()
+        module, layout = grounded(duplicate(simulation.init.module).to(row.dtype), simulation.layout, after.residual)
+        return answering(layout.load(module, row).eval(), simulation.federation.unit)
 
     def _after(self, t: int) -> InMemory:
         """The clients after round t, one of those that are kept."""

@@ -187,6 +187,11 @@ class Simulation(Clients):
         row, cohort = self._deployed(ids, server)
         return cohort.train(row)[0] if adapted else row[0]
 
+    @property
+    def residual(self) -> Tensor | None:
+        """What is added to the frozen weights that rows stand on; None where they stay as they are."""
+        return self.method.residual(self.server.state)
+
     def losses(self) -> FloatArray:
         """The loss of the model that each training client uses now, on its validation data, else its training data."""
         found = []

@@ -249,6 +249,8 @@ def _kind(request: Request) -> Hashable:
     if isinstance(request, Settle):
         return request
     cohort = request.cohort
+    if request.method.moves:
+        return id(cohort)  # each run stands on a backbone of its own, of which an engine has one at a time
     shapes = tuple(
         (type(record), *((n, t.shape[1:], t.dtype) for n, t in record.tensors().items())) for record in request.records
     )

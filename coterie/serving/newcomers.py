@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from coterie.contract.cohort import Cohort, Init
 from coterie.contract.frozen import duplicate
+from coterie.contract.ground import grounded
+from coterie.contract.layout import Layout
 from coterie.contract.net import Task
 from coterie.contract.records import Models
 from coterie.contract.units import Unit, answering
@@ -75,6 +77,12 @@ class Personalized:
     estimate: Estimate | None  # none for the fallback
     why: tuple[str, ...]  # sentences
     facts: Mapping[str, Any]  # the same as numbers
+    residual: Tensor | None = None  # what is added to the frozen weights of adapted layers
+
+    @property
+    def layout(self) -> Layout:
+        """That of the row, with the frozen weights that it stands on."""
+        return grounded(self.clients.init.module, self.clients.layout, self.residual)[1]
 
     @property
     def round(self) -> int:
@@ -87,8 +95,9 @@ class Personalized:
     def module(self) -> nn.Module:
         """The model, ready for use."""
         row = self.row.cpu()
-        module = self.clients.layout.load(duplicate(self.clients.init.module).to(row.dtype).cpu(), row).eval()
-        return answering(module, self.clients.federation.unit)
+        module = duplicate(self.clients.init.module).to(row.dtype).cpu()
+        module, layout = grounded(module, self.clients.layout, self.residual)
+        return answering(layout.load(module, row).eval(), self.clients.federation.unit)
 
 
 def personalize(
@@ -212,6 +221,7 @@ class Desk:
         rows, found = came.rows, []
         trained, net = adapted(cohort, rows, clients.training), clients.engine.net
         net.mode(training=False)
+        net.ground.stand_on(cohort.residual)
         with clients.engine.computing():
             held = clients.engine.samples(cohort.members.places, "test", raw=False)
             for k, (xs, ys) in enumerate(held):
@@ -262,7 +272,7 @@ class Desk:
             "served": None if decided.served is None else decided.served.facts(),
             "adapted": None if decided.adapted is None else decided.adapted.facts(),
         }
-        return Personalized(row, clients, name, self.taken, decided.adapt, estimate, tuple(why), facts)
+        return Personalized(row, clients, name, self.taken, decided.adapt, estimate, tuple(why), facts, cohort.residual)
 
     def _of_round(self) -> list[str]:
         """Which round's server it came to."""
@@ -297,7 +307,8 @@ class Desk:
             *self._of_round(),
         )
         facts = {"samples": n, "other_units": list(unlike)}
-        return Personalized(row, clients, name, self.taken, False, None, why, facts)
+        residual = saved.method.residual(server.state)
+        return Personalized(row, clients, name, self.taken, False, None, why, facts, residual)
 
 
 def as_drawn(row: Tensor, init: Init) -> list[str]:

@@ -50,7 +50,7 @@ def hand_out(
     of_run = warnings_of(saved.folder, (found.taken.stage,), found.taken.scored)
     found = replace(found, why=(*(f"Of the run: {text}" for text in of_run), *found.why))
     facts = described(saved, found, fill)
-    beside = write_model(out, found.clients.layout, found.row, facts)
+    beside = write_model(out, found.layout, found.row, facts)
     if report == "json":
         return json.dumps({**facts, "file": str(out)}, indent=2)
     return "\n".join([*found.why, *_stated(found.estimate), f"model: {out}, {beside}"])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from coterie import files
 from coterie.contract.frozen import duplicate
+from coterie.contract.ground import grounded
 from coterie.contract.layout import Layout
 from coterie.contract.net import Net, Task
 from coterie.contract.units import Unit, answering
@@ -165,7 +166,7 @@ def of_client(saved: Saved, name: str, adapted: bool, when: str = "chosen") -> P
     split = "test" if simulation.federation.sizes("test")[number] else "train"
     x = simulation.federation.client(number, split)[0][:SAMPLES].cpu()
     facts = {"client": name, "adapted": adapted, "newcomer": number >= simulation.arrived}
-    return _portable(saved, row, x, taken, facts)
+    return _portable(saved, row, x, taken, facts, simulation.residual)
 
 
 def of_server(saved: Saved, number: int, when: str = "chosen") -> Portable:
@@ -179,10 +180,12 @@ def of_server(saved: Saved, number: int, when: str = "chosen") -> Portable:
     if not 0 <= number < len(rows):
         kept = counted(len(rows), "model")
         raise CoterieError(f"the server keeps {kept}, numbered from 0; there is no model {number}.")
-    return _portable(saved, rows[number], None, taken, {"server_model": number})
+    return _portable(saved, rows[number], None, taken, {"server_model": number}, saved.method.residual(server.state))
 
 
-def _portable(saved: Saved, row: Tensor, x: Tensor | None, taken: HandedOut, facts: Mapping[str, Any]) -> Portable:
+def _portable(
+    saved: Saved, row: Tensor, x: Tensor | None, taken: HandedOut, facts: Mapping[str, Any], residual: Tensor | None
+) -> Portable:
     init = saved.init()
     if x is None:
         x = saved.spec.random_samples(SAMPLES, row.dtype, init.module)
@@ -192,4 +195,5 @@ def _portable(saved: Saved, row: Tensor, x: Tensor | None, taken: HandedOut, fac
     known = {"method": job["method"], "model": job["model"], "run": str(saved.folder.path.resolve()),
              "warnings": warnings_of(saved.folder, (taken.stage,), taken.scored)}
     whole = {**known, **taken.facts, **facts, "job": job}
-    return Portable(row, init.layout, init.module, saved.spec.classes, whole, x, Unit.of(saved.spec.unit))
+    module, layout = grounded(init.module, init.layout, residual)
+    return Portable(row, layout, module, saved.spec.classes, whole, x, Unit.of(saved.spec.unit))

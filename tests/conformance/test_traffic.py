@@ -54,6 +54,11 @@ class Sizes:
         return self.features * self.rank
 
     @property
+    def residual(self) -> int:
+        """What is added to the body's weight, R of features x inputs."""
+        return self.features * self.inputs
+
+    @property
     def prototypes(self) -> int:
         """A feature vector per class, C d."""
         return self.classes * self.features
@@ -82,9 +87,11 @@ SIZES = {
 
 def sizes(method: str, model: str) -> Sizes:
     """Those of the model that a method is run over, with adapters of rank 2 where it works on such."""
-    s = SIZES[model]
-    if not registry.methods()[re.split(r"[:+]", method)[0]].adapters:
+    s, cls = SIZES[model], registry.methods()[re.split(r"[:+]", method)[0]]
+    if not cls.adapters:
         return s
+    if cls.moves:  # beside what is frozen: body and running statistics
+        s = replace(s, body=0, batchnorm=0, buffers=0)
     return replace(s, body=s.body + 2 * (s.inputs + s.features), rank=2)
 
 
@@ -101,6 +108,14 @@ def model(s: Sizes) -> int:
 
 def body(s: Sizes) -> int:
     return s.body
+
+
+def with_residual(s: Sizes) -> int:
+    return s.model + s.residual
+
+
+def head_and_residual(s: Sizes) -> int:
+    return s.head + s.residual
 
 
 def all_but_a(s: Sizes) -> int:
@@ -160,6 +175,8 @@ TRAFFIC = {
     "fedsvd": Traffic("the model down, as the server writes both factors anew; all but A up", up=all_but_a),
     "rolora": Traffic("the model down; in the second round, which is counted here, all but B up",
                       up=lambda s: s.model - s.b),
+    "fedexlora": Traffic("all of R beside the model down, as who missed a round lacks its change", with_residual),
+    "flora": Traffic("the head and all of R down, as adapters begin anew; adapters and head up", head_and_residual),
     "fedmtl": Traffic("down the mean of all models, up how the client's own moved"),
     "fedamp": Traffic("down the client's mixture u_i, up how far its model is from it"),
     "cfl": Traffic(
@@ -307,9 +324,10 @@ def test_bytes_per_client_and_round(tiny, method, model):
 PARTIAL = (  # they exchange a part
     "fedper", "fedrep", "fedbabu", "lgfedavg", "fedbn", "fedrod", "fedcp", "fedpac", "ffalora", "fedsvd", "rolora",
 )
+MOVING = ("fedexlora", "flora")  # beside a body that is frozen, its buffers too
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in PARTIAL])
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in (*PARTIAL, *MOVING)])
 def test_buffers_that_stay_at_home_do_not_travel(tiny, method):
     """buffers=local: the tensors alone."""
     entry, s = stated(method), sizes(method, "bn")
@@ -348,6 +366,7 @@ UNITS: dict[str, Formula] = {
     "policy": lambda s: s.policy, "all but A": all_but_a, "all but A or B": lambda s: s.model - s.b,
     "its ranks": one_rank_of_two,
     "prototypes": lambda s: s.prototypes, "class features": lambda s: s.prototypes,
+    "residual": lambda s: s.residual, "all but adapters": lambda s: s.head,
 }
 
 

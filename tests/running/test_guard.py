@@ -157,8 +157,10 @@ def test_poisson_with_everybody(tiny):
 REFUSED = {
     "cfl": "introduce themselves by 'moves'", "cwfedavg": "introduce themselves by 'mix'",
     "feddyn": "takes more from the updates than their mean", "fedfew": "uploads 'loss'.*use fedfew:weigh=client",
+    "fedexlora": "takes more from the updates than their mean",
     "fedmtl": "takes more from the updates than their mean",
     "flexlora": "takes more from the updates than their mean",
+    "flora": "takes more from the updates than their mean",
     "lorafair": "takes more from the updates than their mean", "fednh": "uploads 'counts' and 'means'",
     "fedpac": "introduce themselves by 'H'", "fedsoft": "uploads 'offset' and 'u'",
     "fedplora": "uploads 'modules'", "hetlora": "introduce themselves by 'rank'",
