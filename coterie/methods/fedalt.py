@@ -51,7 +51,8 @@ class FedALT(Method):
     keeps = "its adapter and a mixer for each layer"
     uploads = sent.fields(own=sent.Vectors(), update=sent.Vectors())  # the latter where anything is averaged
     newcomer = "the mean of all adapters, at weight 1/2"
-    cite = "Bian et al., FedALT: federated fine-tuning through adaptive local training with rest-of-world LoRA, AAAI 2026"
+    cite = ("Bian et al., FedALT: Federated fine-tuning through adaptive local training with rest-of-world LoRA, "
+            "AAAI 2026")
     adapters = True
     averages = False
 

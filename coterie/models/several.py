@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,8 @@ from coterie.models.lora import Adapted, Factors
 
 SHARED, OWN, CLUSTER, LEAF = "*.lora", "*.own_lora", "*.cluster_lora", "*.leaf_lora"
 """The parts of a row that hold the pairs of factors of one kind, layer by layer, in the same order for all kinds."""
+TRAINED = {SHARED: f"~{CLUSTER}+{LEAF}", CLUSTER: f"~{SHARED}+{LEAF}", LEAF: f"~{SHARED}+{CLUSTER}"}
+"""Where root, cluster and leaf are beside each other, what trains with each: its pair, and all that is no adapter."""
 MINE = "*.own_*"
 """All that a layer has of the client's own: its pair, and how it is mixed in."""
 
@@ -49,8 +52,8 @@ class Several(Adapted):
 class Mixed(Several):
     """y = W x + b + (1 - share) s B_g A_g x + share s B_l A_l x: `lora` is the shared pair, `own_lora` the client's.
 
-    `own_share` is a column of the row that no gradient moves, so that a method sets it, client by client; it starts at 0,
-    where the layer is what it was with one adapter.
+    `own_share` is a column of the row that no gradient moves, so that a method sets it, client by client; it starts at
+    0, where the layer is what it was with one adapter.
     """
 
     in_row = ("own_share",)
@@ -63,11 +66,12 @@ class Mixed(Several):
     @property
     def weight(self) -> Tensor:
         """The mixture is linear in x, so it is the layer of this weight."""
-        return self.base.weight + (1 - self.own_share) * self.lora.product() + self.own_share * self.own_lora.product()  # type: ignore[operator, no-any-return]
+        both = (1 - self.own_share) * self.lora.product() + self.own_share * self.own_lora.product()
+        return cast("Tensor", self.base.weight) + both
 
     def forward(self, x: Tensor) -> Tensor:
         both = (1 - self.own_share) * self.lora(self.base, x) + self.own_share * self.own_lora(self.base, x)
-        return self.base(x) + both  # type: ignore[no-any-return]
+        return cast("Tensor", self.base(x) + both)
 
 
 class Gated(Several):
@@ -91,8 +95,8 @@ class Gated(Several):
 
     def forward(self, x: Tensor) -> Tensor:
         a = self._scores(x).softmax(1 - self.own_mixer.ndim)  # of a linear layer the last axis, else that of channels
-        own, shared = a.split(1, 1 - self.own_mixer.ndim)
-        return self.base(x) + own * self.own_lora(self.base, x) + shared * self.lora(self.base, x)  # type: ignore[no-any-return]
+        own, shared = torch.split(a, 1, 1 - self.own_mixer.ndim)
+        return cast("Tensor", self.base(x) + own * self.own_lora(self.base, x) + shared * self.lora(self.base, x))
 
     def _scores(self, x: Tensor) -> Tensor:
         """G x, with two channels where the layer has its outputs."""
@@ -100,7 +104,8 @@ class Gated(Several):
             return F.embedding(x, self.own_mixer.T)
         if isinstance(self.base, nn.Linear):
             return F.linear(x, self.own_mixer)
-        return self.base._conv_forward(x, self.own_mixer, None)  # type: ignore[operator, no-any-return]
+        scores: Tensor = cast("nn.Conv2d", self.base)._conv_forward(x, self.own_mixer, None)
+        return scores
 
 
 class Stacked(Several):
@@ -112,8 +117,9 @@ class Stacked(Several):
 
     @property
     def weight(self) -> Tensor:
-        return self.base.weight + self.lora.product() + self.cluster_lora.product() + self.leaf_lora.product()  # type: ignore[operator, no-any-return]
+        added: Tensor = self.lora.product() + self.cluster_lora.product() + self.leaf_lora.product()
+        return cast("Tensor", self.base.weight) + added
 
     def forward(self, x: Tensor) -> Tensor:
         pairs = (self.lora, self.cluster_lora, self.leaf_lora)
-        return self.base(x) + sum(pair(self.base, x) for pair in pairs)  # type: ignore[no-any-return]
+        return cast("Tensor", self.base(x) + sum(pair(self.base, x) for pair in pairs))

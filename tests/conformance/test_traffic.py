@@ -144,6 +144,13 @@ TRAFFIC = {
     "fedsvd": Traffic("the model down, as the server writes both factors anew; all but A up", up=all_but_a),
     "rolora": Traffic("the model down; in the second round, which is counted here, all but B up",
                       up=lambda s: s.model - s.b),
+    "feddpa": ONE_MODEL,  # the second adapter and its weight stay
+    "fedalt": Traffic("down the mean of the others' adapters and what else trains, up the client's own adapter and that"),
+    "hilora": Traffic(
+        "in the root's rounds, which are counted here, one adapter and what else trains both ways; once, when there are "
+        "clusters, a newcomer is told the root's row and tells its factor B",
+        told={"rows": nothing}, tells={"up": nothing},
+    ),
     "fedmtl": Traffic("down the mean of all models, up how the client's own moved"),
     "fedamp": Traffic("down the client's mixture u_i, up how far its model is from it"),
     "cfl": Traffic(
@@ -289,6 +296,7 @@ def test_bytes_per_client_and_round(tiny, method, model):
 
 PARTIAL = (  # they exchange a part
     "fedper", "fedrep", "fedbabu", "lgfedavg", "fedbn", "fedrod", "fedcp", "fedpac", "ffalora", "fedsvd", "rolora",
+    "feddpa", "fedalt", "hilora",
 )
 
 
