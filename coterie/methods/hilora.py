@@ -47,11 +47,11 @@ class HiLoRA(FlexLoRA):
     """h = W_0 x + s (B_r A_r + B_c A_c + B_l A_l) x: root, cluster and leaf are trained one after another, then fixed.
 
     Root, `root_rounds`: D = sum_i p_i B_i A_i over all clients, and B_r, A_r <- U, Sigma V' with U Sigma V' the best
-    approximation of D of the adapter's rank. Cluster, `cluster_rounds`: the same with B_c, A_c of each cluster over its
-    members. Leaf, all rounds after that: a client trains B_l, A_l and sends nothing. Losses have the terms gamma_c
-    (|B_r' B_c|^2 + |B_r' B_l|^2) + gamma_l |B_c' B_l|^2 beside them, of which those of later stages are 0. The head,
-    and whatever else trains, goes with the stage: it is averaged over all, then over the cluster, then stays with the
-    client. A shorter run never comes to the later stages.
+    approximation of D of the adapter's rank; ranks that D has not get B = 0 and a row of A. Cluster, `cluster_rounds`:
+    the same with B_c, A_c of each cluster over its members. Leaf, all rounds after that: a client trains B_l, A_l and
+    sends nothing. Losses have the terms gamma_c (|B_r' B_c|^2 + |B_r' B_l|^2) + gamma_l |B_c' B_l|^2 beside them, of
+    which those of later stages are 0. The head, and whatever else trains, goes with the stage: it is averaged over all,
+    then over the cluster, then stays with the client. A shorter run never comes to the later stages.
 
     Clusters are made when the root is done, on d_ij = 1 - |U_i' U_j|^2 / r with U_i the left singular vectors of a
     running mean of client i's B in the root's rounds (mean over layers): affinities exp(-d^2 / (2 median(d)^2)),
@@ -144,7 +144,8 @@ class HiLoRA(FlexLoRA):
 
     def refined(self, averaged: Factors, product: Factors) -> Factors:
         u, sigma, vt = best(*product, len(averaged[1]))
-        return (completed(u.T, averaged[0].T).T, sigma[:, None] * vt) if sigma.any() else averaged
+        scale = torch.where(sigma > 0, sigma, 1)
+        return (u, scale[:, None] * completed(vt, averaged[1])) if sigma.any() else averaged
 
     def report(self, server: Tree, up: Uploads) -> dict[str, Tensor]:
         return {"clients_per_cluster": torch.bincount(server.cluster, minlength=len(server.rows))}

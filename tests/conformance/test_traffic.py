@@ -145,9 +145,9 @@ TRAFFIC = {
     "rolora": Traffic("the model down; in the second round, which is counted here, all but B up",
                       up=lambda s: s.model - s.b),
     "feddpa": ONE_MODEL,  # the second adapter and its weight stay
-    "fedalt": Traffic("down the mean of the others' adapters and what else trains, up the client's own adapter and that"),
+    "fedalt": Traffic("down the mean of the others' adapters and what else trains, up its own adapter and that"),
     "hilora": Traffic(
-        "in the root's rounds, which are counted here, one adapter and what else trains both ways; once, when there are "
+        "in the root's rounds, which are counted here, one adapter and what else trains both ways; once there are "
         "clusters, a newcomer is told the root's row and tells its factor B",
         told={"rows": nothing}, tells={"up": nothing},
     ),
