@@ -14,7 +14,7 @@ from coterie.contract.cohort import Cohort, Init
 from coterie.contract.layout import Layout
 from coterie.contract.method import Method, Uploads
 from coterie.contract.records import Each, Model, Record, Upload
-from coterie.models.several import MINE, OWN, SHARED, Gated, with_several
+from coterie.models.several import MINE, OWN, SHARED, Weighed, with_several
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ class FedALT(Method):
     cite = ("Bian et al., FedALT: Federated fine-tuning through adaptive local training with rest-of-world LoRA, "
             "AAAI 2026")
     adapters = True
-    averages = False
+    averages = property(lambda self: self.head == "shared")
+    unprotected = "the adapters, the mean of which over all others every client is sent"
+    steps_itself = "of the clients' adapters its server makes no model, but a mean for each client"
 
     @property
     def stays(self) -> str:
@@ -73,7 +75,7 @@ class FedALT(Method):
         return self.averaged_part
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        return with_several(module, Gated)
+        return with_several(module, Weighed)
 
     def start(self, init: Init) -> Record:
         own = init.layout.cut(init.row, OWN)

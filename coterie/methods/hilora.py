@@ -18,12 +18,12 @@ from coterie.contract.objectives import crossed
 from coterie.contract.records import Each, Model, Models, Record, Upload
 from coterie.contract.spectral import closest, followed, grouped
 from coterie.methods.flexlora import FlexLoRA
-from coterie.models.several import CLUSTER, LEAF, SHARED, TRAINED, Stacked, with_several
+from coterie.models.several import CLUSTER, LEAF, SHARED, TRAINED, Summed, with_several
 from coterie.options import BelowOne, Count, CountOrZero, NonNegative
 
 
 @dataclass(frozen=True)
-class Tree(Models):
+class Hierarchy(Models):
     """The server's: `rows [K, d]`, of the root and then of K clusters the pair and all that is no adapter; every
     client's `cluster [M]`, and its running mean of B `up [M, L, o, r]`; `fresh [e]`, with which clusters start; and
     once there are clusters, the root's pair `root [e]` and its row `trunk [1, d]`, of length 0 till then."""
@@ -55,9 +55,10 @@ class HiLoRA(FlexLoRA):
 
     Clusters are made when the root is done, on d_ij = 1 - |U_i' U_j|^2 / r with U_i the left singular vectors of a
     running mean of client i's B in the root's rounds (mean over layers): affinities exp(-d^2 / (2 median(d)^2)),
-    spectral clustering, K by the widest gap in the spectrum. Who was never asked by then joins the largest cluster. p_i
-    = n_i / n, within a cluster n_i / n_k. That products are averaged in a cluster as at the root is ours, as is the
-    head's way.
+    spectral clustering, K by the widest gap in the spectrum. Who was never asked by then joins the largest cluster.
+    Shares are p_i = n_i / n, within a cluster n_i / n_k. That products are averaged in a cluster as at the root is
+    ours, as is the head's way. From then on the root's adapter is sent beside the cluster's, so that whoever missed a
+    round has it.
     """
 
     root_rounds: Count = 15
@@ -82,11 +83,11 @@ class HiLoRA(FlexLoRA):
     keeps = "an adapter of its own"
     introduces = sent.fields(up=sent.Vectors())
     newcomer = "root and nearest cluster, by the angle of its B after training the root's"
-    cite = "HiLoRA: hierarchical low-rank adaptation for personalized federated learning, CVPR 2026"
+    cite = "Peng et al., HiLoRA: Hierarchical low-rank adaptation for personalized federated learning, CVPR 2026"
     unprotected = "the factors by which clients are put into clusters"
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        return with_several(module, Stacked)
+        return with_several(module, Summed)
 
     def travels(self) -> str:
         return TRAINED[SHARED]
@@ -103,9 +104,9 @@ class HiLoRA(FlexLoRA):
         row, fresh = (init.layout.cut(init.row, part) for part in (TRAINED[SHARED], CLUSTER))
         nobody = torch.zeros(0, dtype=torch.int64, device=row.device)
         up = ups(init.row, init.layout)[None][:0]
-        return Tree(row[None], nobody, up, fresh, torch.zeros_like(fresh), row[None][:0])
+        return Hierarchy(row[None], nobody, up, fresh, torch.zeros_like(fresh), row[None][:0])
 
-    def hello(self, server: Tree) -> Record:
+    def hello(self, server: Hierarchy) -> Record:
         return Models(server.trunk)
 
     def introduce(self, cohort: Cohort, hello: Models) -> Upload:
@@ -116,12 +117,12 @@ class HiLoRA(FlexLoRA):
             row = cohort.train(row, epochs=self.probe, part=TRAINED[SHARED])
         return Upload(up=ups(row, cohort.layout)[:, None][:, : hello.rows.shape[1]])
 
-    def admit(self, server: Tree, ids: Tensor, introductions: Upload) -> Record:
+    def admit(self, server: Hierarchy, ids: Tensor, introductions: Upload) -> Record:
         up = introductions.up.sum(1)
         cluster = closest(up, server.up, server.cluster)
         return replace(server, cluster=enrol(server.cluster, ids, cluster), up=enrol(server.up, ids, up))
 
-    def send(self, server: Tree, ids: Tensor) -> Record:
+    def send(self, server: Hierarchy, ids: Tensor) -> Record:
         row: Any = Each(server.rows[server.cluster[ids]])
         return Branch(row, server.root if len(server.trunk) else None)
 
@@ -140,17 +141,17 @@ class HiLoRA(FlexLoRA):
         cluster = grouped(server.up, self.most, self.clusters_wanted)  # the root is done
         layout = up.layout.only(TRAINED[SHARED])
         begun = layout.put(rows, SHARED, server.fresh).repeat(int(cluster.max()) + 1, 1)
-        return Tree(begun, cluster, server.up, server.fresh, layout.cut(rows[0], SHARED), rows)
+        return Hierarchy(begun, cluster, server.up, server.fresh, layout.cut(rows[0], SHARED), rows)
 
     def refined(self, averaged: Factors, product: Factors) -> Factors:
         u, sigma, vt = best(*product, len(averaged[1]))
         scale = torch.where(sigma > 0, sigma, 1)
         return (u, scale[:, None] * completed(vt, averaged[1])) if sigma.any() else averaged
 
-    def report(self, server: Tree, up: Uploads) -> dict[str, Tensor]:
+    def report(self, server: Hierarchy, up: Uploads) -> dict[str, Tensor]:
         return {"clients_per_cluster": torch.bincount(server.cluster, minlength=len(server.rows))}
 
-    def fallback(self, server: Tree, init: Init, report: Mapping[str, Any]) -> Tensor:
+    def fallback(self, server: Hierarchy, init: Init, report: Mapping[str, Any]) -> Tensor:
         row = server.rows[int(torch.bincount(server.cluster, minlength=len(server.rows)).argmax())]
         if not len(server.trunk):
             return init.layout.put(init.row, TRAINED[SHARED], row)

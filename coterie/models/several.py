@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from coterie.contract.frozen import duplicate
 from coterie.errors import CoterieError
-from coterie.models.lora import Adapted, Factors
+from coterie.models.lora import Adapted, ConvolutionFactors, EmbeddingFactors, Factors
 
 SHARED, OWN, CLUSTER, LEAF = "*.lora", "*.own_lora", "*.cluster_lora", "*.leaf_lora"
 """The parts of a row that hold the pairs of factors of one kind, layer by layer, in the same order for all kinds."""
@@ -74,7 +74,7 @@ class Mixed(Several):
         return cast("Tensor", self.base(x) + both)
 
 
-class Gated(Several):
+class Weighed(Several):
     """y = W x + b + a s B_l A_l x + (1 - a) s B_g A_g x with (a, 1 - a) = softmax(G x): a weight for each input.
 
     G `[2, inputs]`, `own_mixer`, starts at 0, so that a = 1/2. In a convolution G is one of the layer's own width, and
@@ -100,15 +100,15 @@ class Gated(Several):
 
     def _scores(self, x: Tensor) -> Tensor:
         """G x, with two channels where the layer has its outputs."""
-        if isinstance(self.base, nn.Embedding):
+        if isinstance(self.lora, EmbeddingFactors):
             return F.embedding(x, self.own_mixer.T)
-        if isinstance(self.base, nn.Linear):
-            return F.linear(x, self.own_mixer)
-        scores: Tensor = cast("nn.Conv2d", self.base)._conv_forward(x, self.own_mixer, None)
-        return scores
+        if isinstance(self.lora, ConvolutionFactors):
+            scores: Tensor = cast("nn.Conv2d", self.base)._conv_forward(x, self.own_mixer, None)
+            return scores
+        return F.linear(x, self.own_mixer)
 
 
-class Stacked(Several):
+class Summed(Several):
     """y = W x + b + s (B_r A_r + B_c A_c + B_l A_l) x: `lora` is the root's pair, then `cluster_lora`, `leaf_lora`."""
 
     def __init__(self, layer: Adapted) -> None:

@@ -14,9 +14,9 @@ from coterie.contract.spectral import apart, closest, followed, grouped, spans, 
 from coterie.data import Federation
 from coterie.errors import CoterieError
 from coterie.models.lora import adapted, merged
-from coterie.models.several import CLUSTER, LEAF, OWN, SHARED, Gated, Mixed, Stacked, with_several
+from coterie.models.several import CLUSTER, LEAF, OWN, SHARED, Mixed, Summed, Weighed, with_several
 
-BESIDE = {"mixed": Mixed, "gated": Gated, "stacked": Stacked}
+BESIDE = {"mixed": Mixed, "gated": Weighed, "stacked": Summed}
 
 
 def net():
@@ -213,7 +213,7 @@ def test_fedalt_whose_gate_is_open_is_local(tiny):
             return self.head(torch.tanh(self.l(x) / 100))
 
     def opened(module):
-        module = with_several(module, Gated)
+        module = with_several(module, Weighed)
         with torch.no_grad():
             module.l.own_mixer[:, 0] = torch.tensor([1.0, -1.0])
             return module
