@@ -10,13 +10,11 @@ from torch import nn
 from coterie import registry
 from coterie.contract.low_rank import best, factors, side_by_side
 from coterie.contract.patterns import partly
-from coterie.contract.spectral import apart, closest, followed, grouped, spans, spectral
+from coterie.contract.spectral import closest
 from coterie.data import Federation
 from coterie.errors import CoterieError
-from coterie.models.lora import adapted, merged
-from coterie.models.several import CLUSTER, LEAF, OWN, SHARED, Mixed, Summed, Weighed, with_several
-
-BESIDE = {"mixed": Mixed, "gated": Weighed, "stacked": Summed}
+from coterie.models.lora import adapted
+from coterie.models.several import CLUSTER, LEAF, OWN, SHARED, Mixed, Weighed, with_several
 
 
 def net():
@@ -47,61 +45,6 @@ def product(row, layout, part, layer="0"):
     """s B A of one layer's pair of this kind."""
     pair = next(p for p in layout.pairs if p.b.name == f"{layer}{part[1:]}.B")
     return pair.scale * torch.matmul(*factors(row, pair))
-
-
-# -- layers ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", BESIDE)
-@pytest.mark.parametrize("layer", ["linear", "convolution", "embedding"])
-def test_layers_add_the_outputs_of_their_adapters(kind, layer):
-    """As W x and the products applied one by one, with s = 3 / 2; never a product of one pair's B and another's A."""
-    made, x = {
-        "linear": (lambda: nn.Linear(4, 6), torch.randn(5, 4)),
-        "convolution": (lambda: nn.Conv2d(2, 6, 3, stride=2, padding=1), torch.randn(5, 2, 7, 7)),
-        "embedding": (lambda: nn.Embedding(9, 6), torch.randint(0, 9, (5, 4))),
-    }[layer]
-    torch.manual_seed(1)
-    module = with_several(adapted(lambda: nn.ModuleDict({"l": made(), "head": nn.Linear(6, 3)}),
-                                  "lora:rank=2,alpha=3,targets=l")(), BESIDE[kind])
-    one = module["l"]
-    with torch.no_grad():
-        for parameter in one.parameters():
-            parameter.normal_()
-    added = {name: sub(one.base, x) for name, sub in one.named_children() if name != "base"}
-    axis = 1 if layer == "convolution" else -1
-    if kind == "mixed":
-        expected = (1 - one.own_share) * added["lora"] + one.own_share * added["own_lora"]
-    elif kind == "stacked":
-        expected = added["lora"] + added["cluster_lora"] + added["leaf_lora"]
-    else:
-        g = one.own_mixer
-        scored = {"linear": lambda: x @ g.T, "embedding": lambda: g.T[x],
-                  "convolution": lambda: torch.nn.functional.conv2d(x, g, stride=2, padding=1)}[layer]()
-        own, shared = scored.softmax(axis).split(1, axis)
-        expected = own * added["own_lora"] + shared * added["lora"]
-    torch.testing.assert_close(one(x), one.base(x) + expected)
-    if kind == "gated":
-        with pytest.raises(CoterieError, match="weighed by its input has no weight"):
-            merged(module)
-    else:
-        torch.testing.assert_close(merged(module)["l"](x), one(x), rtol=1e-4, atol=1e-5)
-
-
-def test_a_layer_starts_as_it_was_and_its_first_adapter_as_alone():
-    """The shared pair is drawn before the others, so a method with one adapter starts from the same; others add 0."""
-    def drawn(kind):
-        torch.manual_seed(3)
-        module = adapted(net, "lora:rank=2")()
-        return module if kind is None else with_several(module, kind)
-
-    alone, x = drawn(None).double(), samples()
-    for kind in BESIDE.values():
-        module = drawn(kind).double()
-        assert torch.equal(module[0].lora.A, alone[0].lora.A)
-        assert_close(module(x), alone(x))
-        others = [sub for name, sub in module[0].named_children() if name.endswith("_lora")]
-        assert all(sub.A.any() and not sub.B.any() and not torch.equal(sub.A, module[0].lora.A) for sub in others)
 
 
 def test_a_model_without_adapters_is_left_alone_and_refused(tiny):
@@ -248,47 +191,6 @@ def test_the_mixer_learns_and_a_client_goes_on_from_its_own(tiny):
     rounds(sim, 3)
     assert every(sim, "*.own_mixer").any(1).all()
     assert len({tuple(row.tolist()) for row in every(sim, OWN)}) == 4
-
-
-# -- HiLoRA: words -----------------------------------------------------------------------------------------------------
-
-
-def test_how_far_apart_spans_are():
-    """Equal spans 0 whatever the basis, orthogonal ones 1, planes that share a line 1/2, a line in a plane 1/2; layers
-    are averaged."""
-    e = torch.eye(4, dtype=torch.float64)
-    plane = e[:, :2]
-    turned = plane @ tensor([[1.0, 2.0], [3.0, 1.0]])
-    other, crossing, line = e[:, 2:], e[:, 1:3], torch.stack([e[:, 0], 0 * e[:, 0]], 1)
-    found = apart(*(spans(torch.stack(t)[:, None]) for t in ([plane], [turned, other, crossing, line])))
-    assert_close(found, tensor([[0.0, 1.0, 0.5, 0.5]]), atol=1e-12)
-    two = spans(torch.stack([torch.stack([plane, plane]), torch.stack([plane, other])]))
-    assert_close(apart(two, two), tensor([[0.0, 0.5], [0.5, 0.0]]), atol=1e-12)
-
-
-def test_spectral_clustering_finds_groups_and_their_number():
-    """Three tight groups far from each other: the widest gap is behind the third eigenvalue. Who has no matrix joins
-    the largest, and a new one the nearest."""
-    generator = torch.Generator().manual_seed(5)
-    centres = torch.randn(3, 1, 12, 2, generator=generator, dtype=torch.float64)
-    kinds = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 0])
-    noise = 0.05 * torch.randn(9, 1, 12, 2, generator=generator, dtype=torch.float64)
-    members = centres[kinds] + noise
-    found = grouped(members, 6)
-    assert len(found.unique()) == 3
-    assert all((found[i] == found[j]) == (kinds[i] == kinds[j]) for i in range(9) for j in range(9))
-    absent = torch.cat([members, torch.zeros(1, 1, 12, 2, dtype=torch.float64)])
-    assert grouped(absent, 6)[-1] == found[0]
-    assert closest(centres, members, found).tolist() == [int(found[kinds == k][0]) for k in range(3)]
-    assert not grouped(members, 6, count=1).any()
-    assert len(grouped(members, 6, count=2).unique()) == 2
-    assert not spectral(torch.zeros(5, 5), 4).any()  # nothing tells them apart
-    assert grouped(0 * members, 6).tolist() == [0] * 9
-
-
-def test_running_means_begin_with_the_first_and_leave_out_what_is_not_finite():
-    held, new = tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 2.0]]), tensor([[4.0, 2.0], [3.0, 4.0], [float("nan"), 1.0]])
-    assert_close(followed(held, new, 0.75), tensor([[4.0, 2.0], [1.5, 2.5], [1.0, 2.0]]))
 
 
 # -- HiLoRA ------------------------------------------------------------------------------------------------------------
