@@ -26,7 +26,7 @@ from coterie.options import BelowOne, Count, CountOrZero, NonNegative
 class Hierarchy(Models):
     """The server's: `rows [K, d]`, of the root and then of K clusters the pair and all that is no adapter; every
     client's `cluster [M]`, and its running mean of B `up [M, L, o, r]`; `fresh [e]`, with which clusters start; and
-    once there are clusters, the root's pair `root [e]` and its row `trunk [1, d]`, of length 0 till then."""
+    once there are clusters, the root's pair `root [1, e]` and its row `trunk [1, d]`, of length 0 till then."""
 
     cluster: Tensor
     up: Tensor
@@ -37,9 +37,9 @@ class Hierarchy(Models):
 
 @dataclass(frozen=True)
 class Branch(Model):
-    """What one client is sent: the root's row, or once there are clusters, its cluster's and the root's pair `[e]`."""
+    """What a client is sent: the root's row, or once there are clusters, its cluster's and the root's pair `[1, e]`."""
 
-    root: Tensor | None = None
+    root: Tensor
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,15 @@ class HiLoRA(FlexLoRA):
         done = self.root_rounds + self.cluster_rounds
         return 0 if t < done else done
 
-    def pair(self, t: int, rooted: bool) -> str:
-        """The adapter that trains in round t, counted from 0; `rooted` when there are clusters."""
-        return LEAF if self.turn(t) else CLUSTER if rooted else SHARED
+    def pair(self, t: int, roots: int) -> str:
+        """The adapter that trains in round t, counted from 0, where so many roots are done: 0 or 1."""
+        return LEAF if self.turn(t) else CLUSTER if roots else SHARED
 
     def start(self, init: Init) -> Record:
         row, fresh = (init.layout.cut(init.row, part) for part in (TRAINED[SHARED], CLUSTER))
         nobody = torch.zeros(0, dtype=torch.int64, device=row.device)
         up = ups(init.row, init.layout)[None][:0]
-        return Hierarchy(row[None], nobody, up, fresh, torch.zeros_like(fresh), row[None][:0])
+        return Hierarchy(row[None], nobody, up, fresh, fresh[None][:0], row[None][:0])
 
     def hello(self, server: Hierarchy) -> Record:
         return Models(server.trunk)
@@ -124,10 +124,10 @@ class HiLoRA(FlexLoRA):
 
     def send(self, server: Hierarchy, ids: Tensor) -> Record:
         row: Any = Each(server.rows[server.cluster[ids]])
-        return Branch(row, server.root if len(server.trunk) else None)
+        return Branch(row, server.root)
 
     def merge(self, server: Any, up: Uploads) -> Record:
-        rows, pair = server.rows.clone(), self.pair(up.round, bool(len(server.trunk)))
+        rows, pair = server.rows.clone(), self.pair(up.round, len(server.root))
         layout, cluster = up.layout.only(TRAINED[pair]), server.cluster[up.ids]
         if pair == SHARED:
             b = followed(server.up[up.ids], ups(rows[cluster] + up.update, layout), self.memory)
@@ -136,12 +136,12 @@ class HiLoRA(FlexLoRA):
             if int((cluster == k).sum()) >= self.aggregator.minimum:
                 theirs = replace(up.of(cluster == k), layout=layout)
                 rows[k] = super().merge(Model(rows[k]), theirs).row  # type: ignore[attr-defined]
-        if len(server.trunk) or up.round + 1 < self.root_rounds:
+        if len(server.root) or up.round + 1 < self.root_rounds:
             return replace(server, rows=rows)  # type: ignore[no-any-return]
         cluster = grouped(server.up, self.most, self.clusters_wanted)  # the root is done
         layout = up.layout.only(TRAINED[SHARED])
         begun = layout.put(rows, SHARED, server.fresh).repeat(int(cluster.max()) + 1, 1)
-        return Hierarchy(begun, cluster, server.up, server.fresh, layout.cut(rows[0], SHARED), rows)
+        return Hierarchy(begun, cluster, server.up, server.fresh, layout.cut(rows, SHARED), rows)
 
     def refined(self, averaged: Factors, product: Factors) -> Factors:
         u, sigma, vt = best(*product, len(averaged[1]))
@@ -153,15 +153,15 @@ class HiLoRA(FlexLoRA):
 
     def fallback(self, server: Hierarchy, init: Init, report: Mapping[str, Any]) -> Tensor:
         row = server.rows[int(torch.bincount(server.cluster, minlength=len(server.rows)).argmax())]
-        if not len(server.trunk):
+        if not len(server.root):
             return init.layout.put(init.row, TRAINED[SHARED], row)
-        return init.layout.put(init.layout.put(init.row, TRAINED[CLUSTER], row), SHARED, server.root)
+        return init.layout.put(init.layout.put(init.row, TRAINED[CLUSTER], row), SHARED, server.root[0])
 
     def join(self, cohort: Cohort, payload: Branch) -> Record:
         return Model(torch.zeros_like(payload.row))  # how far leaf and head have moved; all pairs are of one size
 
     def local(self, cohort: Cohort, payload: Branch, mine: Model) -> tuple[Upload, Record]:
-        pair, before = self.pair(cohort.round, payload.root is not None), self.deploy(cohort, payload, mine)
+        pair, before = self.pair(cohort.round, payload.root.shape[1]), self.deploy(cohort, payload, mine)
         row = cohort.train(before, part=TRAINED[pair], objective=None if pair == SHARED else self.beside)
         moved = cohort.layout.cut(row - before, TRAINED[pair])
         return (Upload(), Model(mine.row + moved)) if pair == LEAF else (Upload(update=moved), mine)
@@ -172,6 +172,6 @@ class HiLoRA(FlexLoRA):
         return net.loss(row, batch) + self.gamma_c * at_root + self.gamma_l * crossed(net, row, cluster, leaf)
 
     def deploy(self, cohort: Cohort, payload: Branch, mine: Model) -> Tensor:
-        rows = cohort.assemble({TRAINED[SHARED]: payload.row} if payload.root is None else
-                               {TRAINED[CLUSTER]: payload.row, SHARED: payload.root})
+        rows = cohort.assemble({TRAINED[SHARED]: payload.row} if not payload.root.shape[1] else
+                               {TRAINED[CLUSTER]: payload.row, SHARED: payload.root[:, 0]})
         return cohort.layout.put(rows, TRAINED[LEAF], cohort.layout.cut(rows, TRAINED[LEAF]) + mine.row)

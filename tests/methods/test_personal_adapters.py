@@ -215,7 +215,7 @@ def test_stages_follow_each_other_and_are_then_fixed(tiny):
     size = 8 * sim.layout.only(f"~{CLUSTER}+{LEAF}").size
     pairs = 8 * sim.layout.only(SHARED).size
     done = [sim.round() for _ in range(2)]
-    assert [(d.up, d.down) for d in done] == [({"update": size}, {"row": size})] * 2
+    assert [(d.up, d.down) for d in done] == [({"update": size}, {"row": size, "root": 0})] * 2
     root = every(sim, SHARED)
     assert_close(root, root[:1].expand_as(root))
     done = [sim.round() for _ in range(2)]
