@@ -109,6 +109,9 @@ class FedALT(Method):
             row = row + self.aggregate(up.update, up.share, up.layout.only(self.averaged_part))
         return Adapters(row, table)
 
+    def averaged(self, server: Adapters, layout: Layout) -> dict[str, Layout]:
+        return {"row": layout.only(self.averaged_part)}
+
     def deploy(self, cohort: Cohort, payload: World, mine: Model) -> Tensor:
         parts = {self.averaged_part: payload.row, SHARED: payload.others, self.stays: mine.row}
         return cohort.settled(cohort.assemble(parts))

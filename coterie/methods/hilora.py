@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from coterie.contract import sent
 from coterie.contract.cohort import Cohort, Init
+from coterie.contract.layout import Layout
 from coterie.contract.low_rank import Factors, best, completed, ups
 from coterie.contract.method import Uploads, enrol
 from coterie.contract.net import Batch, Given, Net, Row
@@ -147,6 +148,9 @@ class HiLoRA(FlexLoRA):
         u, sigma, vt = best(*product, len(averaged[1]))
         scale = torch.where(sigma > 0, sigma, 1)
         return (u, scale[:, None] * completed(vt, averaged[1])) if sigma.any() else averaged
+
+    def averaged(self, server: Any, layout: Layout) -> dict[str, Layout]:
+        return {"rows": layout.only(TRAINED[SHARED])}
 
     def report(self, server: Hierarchy, up: Uploads) -> dict[str, Tensor]:
         return {"clients_per_cluster": torch.bincount(server.cluster, minlength=len(server.rows))}
