@@ -47,10 +47,10 @@ class FedALT(Method):
     """Whether the head is averaged, or stays with the client as its adapter does."""
 
     family = "low-rank adapters"
-    shared = "the mean of the other clients' adapters, and the head"
-    keeps = "its adapter and a mixer for each layer"
+    shared = "the mean of others' adapters, the head"
+    keeps = "its adapter and mixers"
     uploads = sent.fields(own=sent.Vectors(), update=sent.Vectors())  # the latter where anything is averaged
-    newcomer = "the mean of all adapters, at weight 1/2"
+    newcomer = "the mean of all adapters"
     cite = ("Bian et al., FedALT: Federated fine-tuning through adaptive local training with rest-of-world LoRA, "
             "AAAI 2026")
     adapters = True

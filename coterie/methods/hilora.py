@@ -80,10 +80,10 @@ class HiLoRA(FlexLoRA):
     """Local epochs in which a newcomer trains the root's adapter to find its cluster; none takes the run's."""
     balanced: bool = field(default=False, init=False)
 
-    shared = "the root's adapter, a cluster's adapter and its head"
-    keeps = "an adapter of its own"
+    shared = "root and cluster adapters"
+    keeps = "a leaf adapter"
     introduces = sent.fields(up=sent.Vectors())
-    newcomer = "root and nearest cluster, by the angle of its B after training the root's"
+    newcomer = "the root and its nearest cluster"
     cite = "Peng et al., HiLoRA: Hierarchical low-rank adaptation for personalized federated learning, CVPR 2026"
     unprotected = "the factors by which clients are put into clusters"
 
