@@ -278,7 +278,7 @@ def respelled(text: str) -> str:
 
 def _spelled(name: str, value: Any) -> str:
     """`name:preset,option=value`, from whichever of the default and the presets leaves the least to say."""
-    plain = [f.name for f in fields(value) if f.name not in ("aggregator", "printed", "training")]
+    plain = [f.name for f in fields(value) if f.init and f.name not in ("aggregator", "printed", "training")]
     ways = []
     for preset in ("", *getattr(value, "presets", ())):
         base = getattr(type(value), preset)() if preset else type(value)()

@@ -12,7 +12,8 @@ from coterie import cli, methods
 
 FILES = sorted(p.stem for p in Path(methods.__file__).parent.glob("*.py") if p.stem != "__init__")  # one per method
 ON_ADAPTERS = (
-    "fedexlora", "fedplora", "fedsvd", "ffalora", "flexlora", "flora", "hetlora", "lorafair", "raflora", "rolora",
+    "fedalt", "feddpa", "fedexlora", "fedplora", "fedsvd", "ffalora", "flexlora", "flora", "hetlora", "hilora",
+    "lorafair", "raflora", "rolora",
 )
 OF_ANY_MODEL = [name for name in FILES if name not in ON_ADAPTERS]
 SMALL = ["--clients", "6", "--unseen", "2", "--model", "mlp:hidden=8", "--partition", "iid", "--set", "device=cpu"]

@@ -35,8 +35,8 @@ WHOLE = {
     "test_real",
     "optimizers/": "test_optimizers",
     "metrics/": "test_metrics",
-    "methods/": "test_aggregation test_decoupled test_low_rank test_moving test_ranks test_reductions test_regularised "
-    "test_size test_words",
+    "methods/": "test_aggregation test_decoupled test_low_rank test_moving test_personal_adapters test_ranks "
+    "test_reductions test_regularised test_size test_words",
     "models/": "test_models test_more_models test_user_models",
     "presets/": "test_presets",
     "report/": "test_browser test_colours test_names test_report",

@@ -110,3 +110,11 @@ def completed(vt: Tensor, a: Tensor) -> Tensor:
 def _matrix(rows: Tensor, entry: Entry) -> Tensor:
     columns = rows[..., entry.start : entry.stop]
     return columns.view(*columns.shape[:-1], entry.shape[0], -1)
+
+
+def ups(rows: Tensor, layout: Layout, part: str = UP) -> Tensor:
+    """`[..., D] -> [..., L, o, r]`: the factors B of a part, each in the corner of a block of zeros."""
+    named = {entry.name for entry in layout.within(part)}
+    found = [factors(rows, pair)[0] for pair in layout.pairs if pair.b.name in named]
+    o, r = (max(b.shape[axis] for b in found) for axis in (-2, -1))
+    return torch.stack([pad(b, (0, r - b.shape[-1], 0, o - b.shape[-2])) for b in found], -3)

@@ -51,6 +51,11 @@ class Uploads:
         update = self.tensors["update"]
         return torch.where(self.finite.view(-1, *[1] * (update.ndim - 1)), update, 0)
 
+    def of(self, members: Tensor) -> Uploads:
+        """The uploads of some of the participants, by a mask `[m]`, whose shares are of what these have."""
+        share, tensors = self.share[members], {name: t[members] for name, t in self.tensors.items()}
+        return replace(self, tensors=tensors, ids=self.ids[members], n=self.n[members], share=share / share.sum())
+
     def share_in(self, cluster: Tensor, clusters: int, weighted: bool = True) -> Tensor:
         """`[m] -> [m, K]`: n_i / n_k (1 / m_k unless `weighted`) for client i of cluster k, and 0 in other clusters."""
         member = torch.nn.functional.one_hot(cluster, clusters).double()
@@ -172,6 +177,10 @@ class Method:
     def merge(self, server: Any, up: Uploads) -> Record:
         """Uploads of the participants -> new server state."""
         raise NotImplementedError
+
+    def turn(self, t: int) -> int:
+        """A round in which clients upload tensors of the same names and shapes as in round t; see `period`."""
+        return t % self.period
 
     # -- client ----------------------------------------------------------------------------------------------------
 

@@ -46,3 +46,11 @@ def scores(net: Net, row: Row, layer: str, z: Tensor) -> Tensor:
     tensors, prefix = net.tensors(row), f"{net.layout.head}." if net.layout.head else ""
     weight = tensors[f"{prefix}{layer}.weight"]
     return F.linear(z.to(weight.dtype), weight, tensors.get(f"{prefix}{layer}.bias"))
+
+
+def crossed(net: Net, row: Row, one: str, other: str) -> Tensor:
+    """sum over layers of |B' C|_F^2 with B and C the tensors of two parts, as matrices: how far their columns are from
+    orthogonal."""
+    tensors, pairs = net.tensors(row), zip(net.layout.within(one), net.layout.within(other), strict=True)
+    products = [tensors[b.name].flatten(1).T @ tensors[c.name].flatten(1) for b, c in pairs]
+    return torch.stack([product.square().sum() for product in products]).sum()

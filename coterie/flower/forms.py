@@ -1,7 +1,8 @@
 """What the tensors of a task must look like, from a rehearsal of the method's own server with a few clients.
 
 A form is a record's name and the type and shape of its tensors, `[1, ...]`. Lengths that change with the number of
-clients are left open, and so is how many models a newcomer is told of before it introduces itself.
+clients are left open, and so are how many models a newcomer is told of before it introduces itself, and how long lists
+get that are empty at the start.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Form:
         found: dict[str, tuple[str, tuple[int | None, ...]]] = {}
         for name, t in one.tensors().items():
             alike: list[int | None] = [
-                a if a == b and not (open_inside and 0 < k < t.ndim - 1) else None
+                a if a == b and not ((open_inside or a == 0) and 0 < k < t.ndim - 1) else None
                 for k, (a, b) in enumerate(zip(t.shape, other.tensors()[name].shape, strict=True))
             ]
             found[name] = (_plain(t.dtype), tuple(alike))

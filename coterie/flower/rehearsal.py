@@ -41,8 +41,8 @@ class Rehearsal:
         )
         told = self._introduced(server, 0)
         everybody = Upload.of({name: t.expand(population, *t.shape[1:]) for name, t in told.tensors().items()})
-        known = server.admitted(torch.arange(population, device=server.device), everybody)
-        self.sent = [self._sent(known, t) for t in range(self.method.period)]
+        self.known = server.admitted(torch.arange(population, device=server.device), everybody)
+        self.sent = {t: self._sent(t) for t in range(self.method.period)}
         server.rehearse(self.sent[0])
 
     def introduction(self, server: Server, t: int) -> Expected:
@@ -51,7 +51,10 @@ class Rehearsal:
 
     def upload(self, server: Server, t: int) -> Expected:
         """What a site sends after it trained in round t, counted from 0."""
-        return self._expected(server, self.sent[t % self.method.period], self.method.uploads)
+        turn = self.method.turn(t)
+        if turn not in self.sent:
+            self.sent[turn] = self._sent(turn)
+        return self._expected(server, self.sent[turn], self.method.uploads)
 
     def nothing(self, server: Server) -> Expected:
         """What a site sends that was not asked to train."""
@@ -64,8 +67,8 @@ class Rehearsal:
     def _introduced(self, server: Server, t: int) -> Upload:
         return introduce(self.method, self.clients.at(t, ALONE), records.spread(server.hello(), 1))
 
-    def _sent(self, server: Server, t: int) -> dict[str, Tensor]:
-        payload: Record = server.payload(torch.zeros(1, dtype=torch.int64, device=server.device))
+    def _sent(self, t: int) -> dict[str, Tensor]:
+        payload: Record = self.known.payload(torch.zeros(1, dtype=torch.int64, device=self.known.device))
         own = join(self.method, self.clients.at(0, ALONE), payload)
         cohort = self.clients.at(t, ALONE)
         cohort = self.clients.at(t, ALONE, local=replace(cohort.members.local, epochs=1, steps=1))

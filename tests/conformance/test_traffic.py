@@ -177,6 +177,13 @@ TRAFFIC = {
                       up=lambda s: s.model - s.b),
     "fedexlora": Traffic("all of R beside the model down, as who missed a round lacks its change", with_residual),
     "flora": Traffic("the head and all of R down, as adapters begin anew; adapters and head up", head_and_residual),
+    "feddpa": ONE_MODEL,  # the second adapter and its weight stay
+    "fedalt": Traffic("down the mean of the others' adapters and what else trains, up its own adapter and that"),
+    "hilora": Traffic(
+        "in the root's rounds, which are counted here, one adapter and what else trains both ways; once there are "
+        "clusters, a newcomer is told the root's row and tells its factor B",
+        told={"rows": nothing}, tells={"up": nothing},
+    ),
     "fedmtl": Traffic("down the mean of all models, up how the client's own moved"),
     "fedamp": Traffic("down the client's mixture u_i, up how far its model is from it"),
     "cfl": Traffic(
@@ -323,6 +330,7 @@ def test_bytes_per_client_and_round(tiny, method, model):
 
 PARTIAL = (  # they exchange a part
     "fedper", "fedrep", "fedbabu", "lgfedavg", "fedbn", "fedrod", "fedcp", "fedpac", "ffalora", "fedsvd", "rolora",
+    "feddpa", "fedalt", "hilora",
 )
 MOVING = ("fedexlora", "flora")  # beside a body that is frozen, its buffers too
 

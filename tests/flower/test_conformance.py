@@ -69,7 +69,7 @@ class LateSite(Loopback):
         return everybody if self.messages > 4 else everybody - {"zurich"}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "hilora:root_rounds=1,cluster_rounds=1"])
 def test_everybody_trains_and_a_late_site_gets_the_newcomers_model(tmp_path, method):
     names = (*toy.NAMES, "zurich")
     data = toy.federation(names=names, sizes=(*toy.SIZES, 6), val=(*toy.VAL, 2), test=(*toy.TEST, 3), unseen=1)

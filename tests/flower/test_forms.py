@@ -24,6 +24,8 @@ def forms(method, population=4):
     ("fedavg", "round", ("Model", {"row": ("float64", (1, 43))})),
     ("fedper", "round", ("Model", {"row": ("float64", (1, 25))})),  # without the head's 5 * 3 + 3
     ("ifca:models=2", "round", ("Models", {"rows": ("float64", (1, 2, 43))})),
+    # The model of 43 with an adapter of rank 2 beside 4 x 5 weights; when the root is done, its pair comes as well.
+    ("hilora", "round", ("Branch", {"row": ("float64", (1, 43 + 18)), "root": ("float64", (1, None, 18))})),
     # Of 4 clients everybody is offered 3 others, of 8 five: as many as there are, at most five.
     ("fedfomo:received=5", "round", ("Offer", {"rows": ("float64", (1, None, 43)), "who": ("int64", (1, None))})),
 ])

@@ -336,7 +336,7 @@ def test_presets_are_methods_on_a_part(tiny):
 def test_all_takes_them_where_there_are_adapters():
     mine = {name for name, cls in registry.methods().items() if cls.adapters}
     assert mine == {"ffalora", "fedsvd", "rolora", "flexlora", "lorafair", "hetlora", "raflora", "fedplora",
-                    "fedexlora", "flora"}
+                    "fedexlora", "flora", "feddpa", "fedalt", "hilora"}
     assert set(registry.expand(["all"], adapters=True)) - set(registry.expand(["all"])) == mine
     assert set(Experiment().changed(["all"]).methods) & mine == set()
     assert set(Experiment(adapter="lora:rank=2").changed(["all"]).methods) >= mine
