@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from coterie.dissect.points import NOTHING, Point
-from coterie.evaluation.reading import points, shown, unit
+from coterie.evaluation.reading import number, points, shown, unit
 from coterie.evaluation.stages import title
 from coterie.report.verdict import NO_DATA, NOISE, Case, Measure, difference
 from coterie.running.outcome import DIVERGED, UNFINISHED
 
 SHARE = 0.95
 """Of the gain: so much is most of it."""
+ROUNDING = 1e-9
+"""Of the gain: differences of two numbers that are 95 % on paper are that here."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ def _gained(measure: Measure, base: Found, best: Found, able: Sequence[Found], s
     """The sentence where there is a gain."""
     gain = measure.ahead(best.case, base.case)
     shares = {one.point.name: measure.ahead(one.case, base.case) / gain for one in able}
-    reach = [one for one in able if shares[one.point.name] >= SHARE]
+    reach = [one for one in able if shares[one.point.name] >= SHARE - ROUNDING]
     enough = min(reach, key=lambda one: (one.point.personal, -shares[one.point.name]))
     share, personal = shares[enough.point.name], enough.point.personal
-    given = "all" if enough is best else f"{int(100 * share)} %"
+    given = "all" if enough is best else f"{number(100 * share, 0)} %"
     far = Decimal(difference(best.case.scale, measure.of(best.case), measure.of(base.case)))
     text = f"{personal:,} bytes a client ({enough.point.name}) give {given} of the gain of "
     text += f"{far}{points(base.case.scale)} ({said})."
@@ -82,7 +84,7 @@ def _gained(measure: Measure, base: Found, best: Found, able: Sequence[Found], s
     level = [one.point for one in able if one.point.personal < personal
              and measure.beyond(enough.case, one.case) is False]
     if level:
-        fewer = ", ".join(f"{one.name} ({one.personal:,} bytes, {int(100 * shares[one.name])} %)" for one in level)
+        fewer = ", ".join(f"{one.name} ({one.personal:,} bytes, {number(100 * shares[one.name], 0)} %)" for one in level)
         text += f" Within noise, fewer bytes do as well: {fewer}."
     even = [one.point.name for one in able if one is not best and _number(measure, one) == _number(measure, best)]
     if even:

@@ -41,6 +41,9 @@ def picture(made: Dissection, folder: Path) -> list[Path]:
             axes.set_title(f"{title(stage)}: {what}", loc="left", fontsize=9, color=INK)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
             dress(axes)
+        if scale.percent:  # bars are symmetric, and a share has ends
+            low, high = row[0].get_ylim()
+            row[0].set_ylim(max(low, -4), min(high, 104))
         row[0].set_ylabel(f"test {measured(scale)}", fontsize=9, color=INK)
     for axes in grid[-1]:
         axes.set_xlabel("bytes that a client keeps", fontsize=9, color=INK)
@@ -83,10 +86,10 @@ def _draw(axes: Axes, found: Sequence[Found], measure: Measure, names: Sequence[
         tint = COLOURS[1] if one.point.name == known.enough else COLOURS[0]
         if not one.case.line.ranked and one is not base:
             tint = OTHERS
-        axes.errorbar(one.point.personal, value, yerr=reach, fmt="o", markersize=11, color=tint, elinewidth=1,
+        axes.errorbar(one.point.personal, value, yerr=reach, fmt="o", markersize=9, color=tint, elinewidth=1,
                       zorder=3)
         axes.annotate(str(names.index(one.point.name) + 1), (one.point.personal, value), ha="center", va="center",
-                      fontsize=6.5, color="white" if tint != OTHERS else INK, zorder=4)
+                      fontsize=6, color="white" if tint != OTHERS else INK, zorder=4)
 
 
 def _bytes_axis(axes: Axes, least: int, most: int) -> None:
