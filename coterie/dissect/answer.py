@@ -32,7 +32,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Gain:
     """What of the model must be personal; `gain` is in the metric's own unit and larger is better."""
 
     sentence: str
@@ -44,38 +44,37 @@ class Answer:
     level: tuple[str, ...] = ()  # points of fewer bytes that cannot be told apart from it
 
 
-def answer(found: Sequence[Found], measure: Measure) -> Answer:
+def answer(found: Sequence[Found], measure: Measure) -> Gain:
     """The answer of the points in one stage, by the mean over clients or by the worst client."""
     base = next((one for one in found if one.point.name == NOTHING), None)
     if base is None:
-        return Answer(NO_DATA)
+        return Gain(NO_DATA)
     where = f"{title(base.case.line.stage)}, {measure.what}"
     if any(one.case.line.outcome == UNFINISHED for one in found):
-        return Answer(f"Runs are not finished, so nothing can be said yet ({where}).")
+        return Gain(f"Runs are not finished, so nothing can be said yet ({where}).")
     if base.case.line.outcome == DIVERGED:
-        return Answer(f"What personal parts give cannot be said: the run with nothing personal diverged ({where}).")
+        return Gain(f"What personal parts give cannot be said: the run with nothing personal diverged ({where}).")
     able = [one for one in found if one.case.line.ranked and one is not base]
     if not able:
-        return Answer(f"Nothing to be gained: no personal part learned anything ({where}).")
+        return Gain(f"Nothing to be gained: no personal part learned anything ({where}).")
     winner = measure.best([one.case for one in able])
     best = next(one for one in able if one.case is winner)
     gain, clear = measure.ahead(winner, base.case), measure.beyond(winner, base.case)
     numbers = f"{_number(measure, base)} with nothing personal, {_number(measure, best)} with {best.point.name}"
     if gain <= 0 or clear is False:
-        how = "and that is within noise" if gain > 0 else "and that is not better"
-        return Answer(f"Nothing to be gained: the best personal part gives no more than none, {how} ({where}: "
-                      f"{numbers}).", gain, best.point.name)
+        how = "by more than noise" if gain > 0 else "as no personal part is better than none"
+        return Gain(f"Nothing to be gained {how} ({where}: {numbers}).", gain, best.point.name)
     return _gained(measure, base, best, able, f"{where}: {numbers}, {NOISE[clear]}")
 
 
-def _gained(measure: Measure, base: Found, best: Found, able: Sequence[Found], said: str) -> Answer:
+def _gained(measure: Measure, base: Found, best: Found, able: Sequence[Found], said: str) -> Gain:
     """The sentence where there is a gain."""
     gain = measure.ahead(best.case, base.case)
     shares = {one.point.name: measure.ahead(one.case, base.case) / gain for one in able}
     reach = [one for one in able if shares[one.point.name] >= SHARE - ROUNDING]
     enough = min(reach, key=lambda one: (one.point.personal, -shares[one.point.name]))
     share, personal = shares[enough.point.name], enough.point.personal
-    given = "all" if enough is best else f"{number(100 * share, 0)} %"
+    given = "all" if share > 1 - ROUNDING else f"{number(100 * share, 0)} %"
     far = Decimal(difference(best.case.scale, measure.of(best.case), measure.of(base.case)))
     text = f"{personal:,} bytes a client ({enough.point.name}) give {given} of the gain of "
     text += f"{far}{points(base.case.scale)} ({said})."
@@ -84,12 +83,12 @@ def _gained(measure: Measure, base: Found, best: Found, able: Sequence[Found], s
     level = [one.point for one in able if one.point.personal < personal
              and measure.beyond(enough.case, one.case) is False]
     if level:
-        fewer = ", ".join(f"{one.name} ({one.personal:,} bytes, {number(100 * shares[one.name], 0)} %)" for one in level)
-        text += f" Within noise, fewer bytes do as well: {fewer}."
+        fewer = (f"{one.name} ({one.personal:,} bytes, {number(100 * shares[one.name], 0)} %)" for one in level)
+        text += f" Within noise, fewer bytes do as well: {', '.join(fewer)}."
     even = [one.point.name for one in able if one is not best and _number(measure, one) == _number(measure, best)]
     if even:
         text += f" Level with {best.point.name}: {', '.join(even)}."
-    return Answer(text, gain, best.point.name, enough.point.name, personal, share, tuple(one.name for one in level))
+    return Gain(text, gain, best.point.name, enough.point.name, personal, share, tuple(one.name for one in level))
 
 
 def share_of_gain(found: Sequence[Found], one: Found, measure: Measure) -> float | None:

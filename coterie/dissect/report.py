@@ -18,14 +18,14 @@ from coterie import files
 from coterie.dissect.answer import Found, answer, share_of_gain
 from coterie.dissect.measure import DISSECT, Dissection
 from coterie.evaluation.reading import direction, measured, number, shortly, shown
-from coterie.evaluation.stages import SERVED, STAGES, unseen
+from coterie.evaluation.stages import SEEN, SERVED, STAGES, unseen
 from coterie.files import csv_text
 from coterie.report.screen import plain
 from coterie.report.table import MARKS, human_bytes
 from coterie.report.verdict import MEAN, WORST, caveat, troubles
 from coterie.running.folder import SEAL, sealed
 
-SHOWN = (SERVED, "adapted", unseen(SERVED))
+SHOWN = (*SEEN, unseen(SERVED))
 """The stages of the table and the picture; the files have every one."""
 ABSENT = "-"
 
