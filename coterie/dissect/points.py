@@ -63,6 +63,7 @@ def points_of(
             own = layout_of(chosen, adapter)
             kept = own.within(_personal_part(chosen))
             _refuse(name, kept, own)
+            chosen.check(federation.arrived(0), own)
             if adapter != experiment.adapter and own.entries == layout.entries:
                 raise CoterieError("every adapted layer has a rank of its own.")
             if (adapter, kept) in kept_by:
@@ -88,7 +89,12 @@ def _refuse(name: str, kept: tuple[Entry, ...], layout: Layout) -> None:
 
 def _personal_part(method: Method) -> str:
     """The part of a model that stays with a client."""
-    return method.personal if isinstance(method, FedPer) else {"fedavg": "none", "local": "all"}[method.name]
+    if isinstance(method, FedPer):
+        return method.personal
+    ends = {"fedavg": "none", "local": "all"}
+    if method.name not in ends:
+        raise CoterieError(f"{method.name} does not say which part stays with a client.")
+    return ends[method.name]
 
 
 def _wished(
