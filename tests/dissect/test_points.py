@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from coterie import registry
 from coterie.dissect.points import EVERYTHING, NOTHING, points_of
 from coterie.errors import CoterieError
 from coterie.running.experiment import Experiment
@@ -79,6 +80,7 @@ def test_over_a_frozen_model_only_what_trains_counts():
     assert found["biases and scales"] == 4 * 10
     assert found[EVERYTHING] == 4 * (2 * 72 + 90)
     assert "adapters and head is left out: it is the same as everything here." in left_out
+    assert ("a second adapter" in found) == ("feddpa" in registry.methods())
 
 
 def test_ranks_above_what_a_layer_can_have_and_fixed_ones_are_left_out():
