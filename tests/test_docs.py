@@ -77,7 +77,7 @@ def recipe(target):
 
 def shortened(words):
     """1 round and 1 seed."""
-    if words[0] not in ("run", "compare", "advise"):
+    if words[0] not in ("run", "compare", "advise", "dissect"):
         return words
     kept = re.sub(r" --(rounds|seeds) \S+", "", shlex.join(words))
     return [*shlex.split(kept), "--rounds", "1", *(["--seeds", "1"] if words[0] != "run" else [])]

@@ -21,9 +21,9 @@ from coterie.trust import code
 
 PLACES = {
     "run": "run", "compare": "run", "show": "show", "report": "show", "watch": "show", "resume": "run",
-    "advise": "advise", "data": "show", "methods": "show", "check": "show", "options": "show", "presets": "show",
-    "personalize": "serve", "export": "serve", "keys": "flower", "server": "flower", "client": "flower",
-    "status": "flower", "bench": "bench", "textbook": "bench",
+    "advise": "advise", "dissect": "dissect", "data": "show", "methods": "show", "check": "show", "options": "show",
+    "presets": "show", "personalize": "serve", "export": "serve", "keys": "flower", "server": "flower",
+    "client": "flower", "status": "flower", "bench": "bench", "textbook": "bench",
 }
 """Every command, in the order of --help, and the module of this folder that holds it."""
 

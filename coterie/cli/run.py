@@ -125,11 +125,16 @@ def resume_command(
 
     The result is the same as without the interruption.
     """
-    experiment, single = saved_experiment(run, trust)
     for setting in settings or ():
         if setting.partition("=")[0] not in COMPUTED:
             raise CoterieError(f"a run that has begun can change {', '.join(COMPUTED)}, not {setting}; the rest is "
                                "part of its result.")
+    if (run / "dissect.json").is_file():
+        from coterie.cli import dissect  # late: its own room
+
+        dissect.go_on(run, trust, settings or ())
+        return
+    experiment, single = saved_experiment(run, trust)
     experiment = with_settings(experiment, settings or ())
     if log and not single:
         raise CoterieError("--log writes one run; `coterie report` and `coterie watch` read a comparison's runs.")

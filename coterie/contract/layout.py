@@ -112,10 +112,11 @@ class Layout:
     What is `frozen` (requires_grad=False, and the buffers of layers of which nothing trains) has no columns: it is the
     same in every row of a run, so it is stored once and does not travel. Its fingerprint is part of the digest.
 
-    A part is named by: `all`, `none`, `parameters`, `buffers`, `batchnorm` (all tensors of such layers), `adapters`
-    (the factors of low-rank adapters), `base`, `head`, a part the module declares in its attribute `parts` (part name
-    -> module name), or the name of any module or tensor, in which `*` stands for any text: `*.A` are the factors A of
-    all adapters. `x+y` is both and `~x` everything but x, where x may itself be a sum: `~x+y` is all but x and y.
+    A part is named by: `all`, `none`, `parameters`, `buffers`, `batchnorm` (all tensors of such layers), `biases`
+    (parameters with one axis: the scales of normalisation, too), `adapters` (the factors of low-rank adapters),
+    `base`, `head`, a part the module declares in its attribute `parts` (part name -> module name), or the name of any
+    module or tensor, in which `*` stands for any text: `*.A` are the factors A of all adapters. `x+y` is both and
+    `~x` everything but x, where x may itself be a sum: `~x+y` is all but x and y.
     """
 
     entries: tuple[Entry, ...]
@@ -239,6 +240,8 @@ class Layout:
             return tuple(entry for entry in every if entry.kind == "parameter")
         if part == "batchnorm":
             return tuple(entry for entry in every if entry.batchnorm)
+        if part == "biases":
+            return tuple(entry for entry in every if entry.kind == "parameter" and len(entry.shape) == 1)
         if part == "buffers":
             return tuple(entry for entry in every if entry.kind != "parameter")
         if part == "adapters" and self.pairs:

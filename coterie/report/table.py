@@ -90,7 +90,9 @@ class Line:
         return found
 
 
-def rows(results: Sequence[Result], when: When = "chosen", scale: Scale | None = None) -> list[Line]:
+def rows(
+    results: Sequence[Result], when: When = "chosen", scale: Scale | None = None, stages: Sequence[str] = SEEN
+) -> list[Line]:
     """One line for each stage and method: first all methods as served, then all as adapted.
 
     With another `scale` the same rounds are seen by that metric; the one that decides has chosen them.
@@ -99,12 +101,12 @@ def rows(results: Sequence[Result], when: When = "chosen", scale: Scale | None =
     against, furthest = level(results, scale_of(results[0])), max(run.reached for run in results)
     found = [
         _line(group, stage, when, scale or scale_of(results[0]), against, furthest)
-        for stage in SEEN
+        for stage in stages
         for group in runs.values()
         if all(stage in run.stages for run in group)
     ]
     if not found:
-        raise CoterieError(f"there is no evaluation of the stage {' or '.join(SEEN)} to show.")
+        raise CoterieError(f"there is no evaluation of the stage {' or '.join(stages)} to show.")
     return found
 
 

@@ -24,7 +24,7 @@ from coterie.data.readers.tables.schema import scaled
 from coterie.errors import counted
 from coterie.evaluation.intervals import is_proportion
 from coterie.evaluation.reading import measured, points, shortly, shown, unit
-from coterie.evaluation.stages import ADAPTED, SERVED
+from coterie.evaluation.stages import ADAPTED, SEEN, SERVED
 from coterie.report.screen import plain
 from coterie.report.series import Floats, over_seeds
 from coterie.report.table import Line, alone, by_method, fine_tuned, fine_tunes, label_of, rows, without_value
@@ -79,13 +79,17 @@ class Measure:
     def best(self, cases: Sequence[Case]) -> Case:
         return max(cases, key=lambda case: case.scale.sign * self.of(case))
 
+    def noise(self, a: Case, b: Case) -> float:
+        """The standard error of the difference of two cases, between clients and, of several, between seeds."""
+        seeds = [0.0 if one.line.seeds < 2 else self.spread(one) ** 2 / one.line.seeds for one in (a, b)]
+        return math.sqrt(self.error(a, b) ** 2 + sum(seeds))
+
     def beyond(self, a: Case, b: Case) -> bool | None:
         """Whether a leads b by more than noise; None where it does between clients and there is one seed only."""
         ahead = self.ahead(a, b)
         if math.isinf(ahead):
             return ahead > 0
-        seeds = [0.0 if one.line.seeds < 2 else self.spread(one) ** 2 / one.line.seeds for one in (a, b)]
-        clear = ahead > BEYOND * math.sqrt(self.error(a, b) ** 2 + sum(seeds))
+        clear = ahead > BEYOND * self.noise(a, b)
         return None if clear and min(a.line.seeds, b.line.seeds) < 2 else clear
 
 
@@ -103,7 +107,7 @@ def answer(results: Sequence[Result], unfinished: int = 0) -> dict[str, Any]:
     return {
         "headline": hopeless or _headline(mean, found), "warnings": warnings,
         "sentences": [] if hopeless else [_sentences(measure, found) for measure in (MEAN, WORST)],
-        "caveat": _caveat(found, unfinished),
+        "caveat": caveat(found, unfinished),
         "mean": [mean.line.method, mean.line.stage], "worst": [worst.line.method, worst.line.stage],
     }
 
@@ -216,12 +220,12 @@ HINT: Hint = ("Scale the inputs or change the learning rate.", "Change the learn
 LOWER: Hint = ("Lower the learning rate (--set lr=...) or scale the inputs.", "Lower the learning rate (--set lr=...).")
 
 
-def cases(results: Sequence[Result]) -> list[Case]:
-    """Every line of the table that has test data, with its clients."""
+def cases(results: Sequence[Result], stages: Sequence[str] = SEEN) -> list[Case]:
+    """Every line of the table that has test data, with its clients; `stages` may be those of unseen clients."""
     runs = by_method(results)
     most = 1 + max(int(scores.clients.max()) for run in results for e in run.history for scores in e.stages.values())
     found = []
-    for line in rows(results):
+    for line in rows(results, stages=stages):
         values, samples = np.full((line.seeds, most), np.nan), np.zeros(most, dtype=np.int64)
         for own, run in zip(values, runs[line.method]):
             scores = run.at(line.stage)
@@ -391,7 +395,8 @@ def _headline(winner: Case, found: Sequence[Case]) -> str:
     return f"{winner.name} is best here, by more than noise."
 
 
-def _caveat(found: Sequence[Case], unfinished: int) -> str:
+def caveat(found: Sequence[Case], unfinished: int = 0) -> str:
+    """What is not known: runs that go on, seeds, the noise of a metric, clients without a value."""
     parts = _going_on(unfinished)
     seeds = min(case.line.seeds for case in found)
     if seeds < 2:

@@ -105,7 +105,9 @@ class Experiment:
     """A loss of your own, `file.py:function` of outputs and labels, one number for each sample; by default the cross
     entropy, or the squared error for regression."""
     methods: tuple[str, ...] = ()
-    """What is compared, as in `["fedper", "fedfew:models=3"]`; `local` and `fedavg` always take part."""
+    """What is compared, as in `["fedper", "fedfew:models=3"]`; `local` and `fedavg` take part as well."""
+    baselines: bool = True
+    """Whether `local` and `fedavg` take part in a comparison that does not name them."""
     seeds: int = 1
     """Runs of each method in a comparison, which differ in the seed alone."""
     about: str = ""
@@ -296,7 +298,7 @@ class Experiment:
 
     def planned(self) -> list[Method]:
         """What a comparison runs, with every seed."""
-        return with_baselines(self.chosen())
+        return with_baselines(self.chosen(), self.baselines)
 
     def count(self, single: bool) -> int:
         """How many runs that makes; no file is run for that, so a method in a file is one of its own."""
@@ -309,7 +311,7 @@ class Experiment:
                     built.append(registry.method(spec))
             except CoterieError:
                 lost.add(spec)
-        return (len(with_baselines(built)) + len(lost)) * self.seeds
+        return (len(with_baselines(built, self.baselines)) + len(lost)) * self.seeds
 
     @_asking
     def changed(self, methods: Sequence[str] = (), settings: Iterable[str] = (), **values: Any) -> Experiment:
@@ -363,14 +365,19 @@ class Experiment:
         first = training.pop("seed")
         return prepare_comparison(
             methods, factory, federation, seeds=range(first, first + self.seeds), folder=folder, resume=resume,
-            **chosen, **training,
+            baselines=self.baselines, **chosen, **training,
         )
 
-    def keep(self, folder: Path, single: bool, command: Sequence[str] = ()) -> None:
-        """Write down what is about to run, and the `command` that asked for it; refuses a folder that holds a run."""
-        path = folder / EXPERIMENT
+    def keep(
+        self, folder: Path, single: bool, command: Sequence[str] = (), name: str = EXPERIMENT, **beside: Any
+    ) -> None:
+        """Write down what is about to run, and the `command` that asked for it; refuses a folder that holds a run.
+
+        Another file than experiment.json is for who runs several experiments, and what else was asked for `beside`.
+        """
+        path = folder / name
         if path.exists():
-            if asked_for(folder)[0].record() != self.record():
+            if asked_for(folder, name)[0].record() != self.record():
                 raise CoterieError(f"{folder} already holds a run of another experiment; choose another --out.")
             raise CoterieError(
                 f"{folder} already holds a run; `coterie resume {folder}` goes on, or choose another --out."
@@ -380,7 +387,8 @@ class Experiment:
             folder.mkdir(parents=True, exist_ok=True)
             files.refuse_links(folder)
             kept = code.keep(folder, self.spellings())
-            record = {"single": single, "experiment": self.record(), **asked, **({CODE: kept} if kept else {})}
+            record = {"single": single, "experiment": self.record(), **asked, **beside,
+                      **({CODE: kept} if kept else {})}
             files.write_json(path, sealed({**record, "environment": environment()}))
         except OSError as reason:
             raise CoterieError(f"the run folder {folder} cannot be written: {reason.strerror}.") from reason
@@ -409,26 +417,27 @@ def recorded(folder: Path | None) -> RunSpec | None:
 
 
 @code.foreign()
-def read_experiment(folder: Path, trust: bool = False) -> tuple[Experiment, bool, str]:
+def read_experiment(folder: Path, trust: bool = False, name: str = EXPERIMENT) -> tuple[Experiment, bool, str]:
     """The experiment to go on with, whether it is a single run, and sentences where files are not what they were.
 
     Code files are taken from the copies in the run folder. They run if this user has trusted them, or with `trust`. A
     record that was edited is refused.
     """
-    found, single, record = asked_for(folder)
-    unedited(record, folder / EXPERIMENT)
+    found, single, record = asked_for(folder, name)
+    unedited(record, folder / name)
     kept = code.Copies(folder, record.get(CODE), _former(found, record))
     if trust:
         kept.trust()
     kept.take()
-    return found._spelled(kept.spelled).allowed(str(folder / EXPERIMENT), trust), single, " ".join(kept.notes)
+    return found._spelled(kept.spelled).allowed(str(folder / name), trust), single, " ".join(kept.notes)
 
 
-def asked_for(folder: Path) -> tuple[Experiment, bool, dict[str, Any]]:
-    """What experiment.json says: the experiment, whether it is a single run, and the whole record; runs no file."""
-    path = folder / EXPERIMENT
+def asked_for(folder: Path, name: str = EXPERIMENT) -> tuple[Experiment, bool, dict[str, Any]]:
+    """What experiment.json, or the file of this `name`, says: the experiment, whether it is a single run, and the whole
+    record; runs no file."""
+    path = folder / name
     if not path.is_file():
-        why = f"it has no {EXPERIMENT}" if folder.exists() else "it does not exist"
+        why = f"it has no {name}" if folder.exists() else "it does not exist"
         raise CoterieError(f"{folder} is not a run folder: {why}.")
     record = files.read_json(path)
     if not {"experiment", "single"} <= record.keys():

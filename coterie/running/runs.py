@@ -109,13 +109,13 @@ def prepare_run(
 def prepare_comparison(
     methods: Iterable[Method | str], model: ModelLike, federation: Federation, *, seeds: int | Sequence[int] = 1,
     folder: str | Path | None = None, resume: bool = False, head: str | None = None, adapter: str = "",
-    freeze: str = "", train: str = "", loss: PerSample | None = None, **training: Any,
+    freeze: str = "", train: str = "", loss: PerSample | None = None, baselines: bool = True, **training: Any,
 ) -> Prepared:
-    """What `compare` does before it trains or writes anything."""
+    """What `compare` does before it trains or writes anything; without `baselines` for these methods alone."""
     named = [_method(m) for m in methods]
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     wanted = []
-    for one in with_baselines(named):
+    for one in with_baselines(named, baselines):
         place = None if folder is None else place_of(Path(folder), registry.spelling(one))
         for seed in numbers:
             inner = Folder(place / f"seed{seed}") if place is not None else None
@@ -145,9 +145,10 @@ def _training(values: Mapping[str, Any]) -> Training:
     return build(Training, {name: spelled(name, value) for name, value in values.items()}, "training")
 
 
-def with_baselines(methods: Sequence[Method]) -> list[Method]:
-    """The methods in order, each once, behind the baselines that a comparison cannot do without."""
-    known = [registry.method(name) for name in ALWAYS]
+def with_baselines(methods: Sequence[Method], wanted: bool = True) -> list[Method]:
+    """The methods in order, each once, behind the baselines that a comparison cannot do without, where these are
+    `wanted`."""
+    known = [registry.method(name) for name in ALWAYS if wanted]
     return list(dict.fromkeys([*(b for b in known if b not in methods), *methods]))
 
 

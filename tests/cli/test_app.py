@@ -98,8 +98,8 @@ def shown_at_80(words, monkeypatch, capsys):
 def test_help_lists_the_commands_in_the_order_of_use_and_cuts_nothing_off(monkeypatch, capsys):
     lines = shown_at_80([], monkeypatch, capsys).partition("Commands:\n")[2].splitlines()
     assert [line.split()[0] for line in lines] == [
-        "run", "compare", "show", "report", "watch", "resume", "advise", "data", "methods", "check", "options",
-        "presets", "personalize", "export", "keys", "server", "client", "status", "bench", "textbook",
+        "run", "compare", "show", "report", "watch", "resume", "advise", "dissect", "data", "methods", "check",
+        "options", "presets", "personalize", "export", "keys", "server", "client", "status", "bench", "textbook",
     ]
     assert not [line for line in lines if "..." in line]
 

@@ -41,4 +41,4 @@ def test_no_method_is_longer_than_a_page(file):
 
 
 def test_the_median_method_is_short():
-    assert statistics.median(lines_of_code(file.read_text()) for file in FILES) <= 47  # one of them names the ranges, one the pairs
+    assert statistics.median(lines_of_code(file.read_text()) for file in FILES) <= 47  # some of them name ranges
