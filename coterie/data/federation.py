@@ -26,7 +26,7 @@ from coterie.data.checks import client_names, require_finite, require_labels, re
 from coterie.data.labels import doubts, labels_of
 from coterie.data.partition import Ints, generator
 from coterie.data.splits import SPLITS, client_order, deal, held_out
-from coterie.data.summary import described, listed, task_in_words
+from coterie.data.summary import described, listed, task_in_words, tokens_in_words
 from coterie.errors import CoterieError, counted, unknown
 
 
@@ -356,7 +356,8 @@ class Federation:
     def looked_at(self) -> Federation:
         """The same with notes on what shows once samples are dealt: copies on two sides, and a client unlike others."""
         said = copies.notes(self.x, self.y, self.bounds, self.names)
-        said += codings.notes(self.x, self.bounds, self._counts(), self.names, self.recipe)
+        if not self.per_token:  # whose labels are words, which clients use as they speak
+            said += codings.notes(self.x, self.bounds, self._counts(), self.names, self.recipe)
         said += unlike.notes(self.x, self.y, self.bounds, self.names, self.recipe.get("encoding"))
         return replace(self, recipe={**self.recipe, "notes": [*self.recipe.get("notes", ()), *said]}) if said else self
 
@@ -365,6 +366,8 @@ class Federation:
     @property
     def task(self) -> str:
         """What is predicted, in words: the classes with their names, or the numbers and their unit."""
+        if self.per_token:
+            return tokens_in_words(self.classes, int(tokens_of(self.y).sum()), self.recipe)
         return task_in_words(self.classes, self.outputs, self.unit, self.recipe)
 
     def summary(self) -> str:
