@@ -2,18 +2,18 @@
 
 import pytest
 import torch
+from word_pieces import tokenizer
 
 from coterie import CoterieError
 from coterie.contract.tokens import IGNORED
 from coterie.data import load
 from coterie.data.readers.text import Cutter
 from coterie.data.readers.token_tasks import masked
-from word_pieces import tokenizer
 
 A, B, C, D = (1 + ord(sign) for sign in "abcd")
 
 
-@pytest.fixture()
+@pytest.fixture
 def plays(tmp_path):
     path = tmp_path / "plays.csv"
     path.write_text("role,text\nanna,abcd\nanna,a\nbert,abcabcabcd\nbert,dd\n")

@@ -5,12 +5,13 @@ import sys
 from hashlib import sha256
 
 import pytest
+from word_pieces import WORDS, tokenizer
 
 from coterie import CoterieError
 from coterie.data import load
 from coterie.data.readers.text import Cutter
 from coterie.data.readers.vocabulary import Vocabulary
-from word_pieces import WORDS, tokenizer
+
 
 def test_numbers_are_those_of_the_file_and_a_cut_keeps_the_special_tokens(tmp_path):
     file = tokenizer(tmp_path / "tokenizer.json")
@@ -52,7 +53,7 @@ def test_padding_and_cutting_that_the_file_asks_for_are_left_to_the_options(tmp_
     assert Vocabulary(str(file))("we like playing chess") == [1, 8, 9, 5, 6, 7, 2]
 
 
-@pytest.fixture()
+@pytest.fixture
 def table(tmp_path):
     path = tmp_path / "notes.csv"
     path.write_text("text,label\n" + "we like chess,yes\nplaying plays,no\n" * 5)
@@ -68,7 +69,7 @@ def test_a_site_with_another_tokenizer_is_told(tmp_path, table):
     assert known.x[0].tolist() == [1, 8, 9, 7, 2]
     again = load(table, text="text", tokenizer=str(one), length=5, schema=known.encoding)
     assert again.x.equal(known.x)
-    with pytest.raises(CoterieError, match="numbered by a tokenizer file of sha256 .* whose numbers mean other words"):
+    with pytest.raises(CoterieError, match=r"numbered by a tokenizer file of sha256 .* whose numbers mean other words"):
         load(table, text="text", tokenizer=str(two), length=5, schema=known.encoding)
     with pytest.raises(CoterieError, match="by words here, whose numbers mean other words"):
         load(table, text="text", length=5, schema=known.encoding)
@@ -80,12 +81,12 @@ def test_a_site_with_another_tokenizer_is_told(tmp_path, table):
 def test_what_is_no_tokenizer_is_refused_in_a_sentence(tmp_path, table, monkeypatch):
     other = tmp_path / "other.json"
     other.write_text('{"model": 3}')
-    with pytest.raises(CoterieError, match="'.*other.json' is no tokenizer: "):
+    with pytest.raises(CoterieError, match=r"'.*other.json' is no tokenizer: "):
         load(table, text="text", tokenizer=str(other))
-    with pytest.raises(CoterieError, match="there is no tokenizer '.*none.json'; name the tokenizer.json"):
+    with pytest.raises(CoterieError, match=r"there is no tokenizer '.*none.json'; name the tokenizer.json"):
         load(table, text="text", tokenizer=str(tmp_path / "none.json"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CoterieError, match="there is no tokenizer '.*tokenizer.json'"):
+    with pytest.raises(CoterieError, match=r"there is no tokenizer '.*tokenizer.json'"):
         load(table, text="text", tokenizer=str(tmp_path / "empty"))
     file = tokenizer(tmp_path / "tokenizer.json")
     with pytest.raises(CoterieError, match="has 11 words, not words=12; leave words= out"):
