@@ -39,7 +39,7 @@ class Attention(nn.Module):
         return found
 
 
-class Block(nn.Module):
+class AttentionBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), with GELU: pre-LN."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -69,7 +69,7 @@ class Blocks(nn.Module):
         self.embedding, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         for table in (self.embedding, self.places):
             nn.init.normal_(table.weight, std=0.02)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(AttentionBlock(width, heads, dropout) for _ in range(layers))
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Causal(nn.Module):
         return scores
 
 
-class Encoder(nn.Module):
+class TextEncoder(nn.Module):
     """A transformer whose tokens see each other; classes from the mean over all that is no padding.
 
     With `tokens`, every token has scores of its own, for targets of one class a token.
