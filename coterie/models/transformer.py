@@ -129,7 +129,8 @@ class TextEncoder(nn.Module):
         super().__init__()
         _require(inputs, layers, width, heads, dropout, length)
         self.tokens = tokens
-        self.base = Blocks(vocabulary, length or inputs, layers, width, heads, dropout, causal=False)
+        known = max(vocabulary, outputs) if tokens else vocabulary  # what is answered for a token may stand in a text
+        self.base = Blocks(known, length or inputs, layers, width, heads, dropout, causal=False)
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:

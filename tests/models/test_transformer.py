@@ -48,6 +48,8 @@ def test_the_encoder_answers_from_the_mean_over_the_text_alone():
     torch.testing.assert_close(net(x), net.head(net.base(x)[:, :3].mean(1)), rtol=0, atol=1e-13)
     each = built("encoder", outputs=3, vocabulary=WORDS, tokens=True)(x)
     assert each.shape == (1, LENGTH, 3)
+    masked = built("encoder", outputs=WORDS + 1, vocabulary=WORDS, tokens=True)  # the mask is behind the last word
+    assert masked(torch.full((1, LENGTH), WORDS)).shape == (1, LENGTH, WORDS + 1)
 
 
 def test_options_that_cannot_be_are_refused():
