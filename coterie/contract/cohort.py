@@ -21,6 +21,7 @@ from coterie.contract.net import Batch, Given, Net, Objective
 from coterie.contract.optimizer import Optimizer
 from coterie.contract.patterns import Extended
 from coterie.contract.records import Record
+from coterie.contract.tokens import per_token
 from coterie.contract.units import Cost, InUnit
 from coterie.errors import CoterieError
 
@@ -225,8 +226,8 @@ class Cohort:
 
     @property
     def n(self) -> Tensor:
-        """Training samples `[C]`."""
-        return torch.from_numpy(self.engine.sizes(self.members.places, "train")).to(self.engine.device)
+        """Training samples `[C]`; where each token has a class, the tokens that count."""
+        return torch.from_numpy(self.engine.counts(self.members.places, "train")).to(self.engine.device)
 
     @property
     def histogram(self) -> Tensor:
@@ -330,7 +331,7 @@ class Cohort:
             rest = without.measure(rows[~wanted], "train", tallies)
             return {name: torch.cat([seen[name], rest[name]])[place.to(rows.device)] for name in seen}
         sums = self._grounded.measure(self.members.places, rows, split, tallies)
-        count = torch.from_numpy(self.engine.sizes(self.members.places, split)).to(rows.device, rows.dtype)
+        count = torch.from_numpy(self.engine.counts(self.members.places, split)).to(rows.device, rows.dtype)
         count = count.view(-1, *(1,) * (rows.ndim - 2))
         found = {name: value / count if name in ALWAYS else value for name, value in sums.items()}
         return {**found, "loss": found["loss"].masked_fill(sums["loss"].isnan(), torch.inf)}
@@ -375,7 +376,8 @@ class Cohort:
         if not tallies:
             return 0
         y = self.engine.y[:1].cpu()
-        outputs = torch.zeros(1, self.classes or y.numel(), dtype=torch.float64)
+        y = y[:, :1] if per_token(y) else y  # sums do not depend on how many tokens there are
+        outputs = torch.zeros(*(y.shape if self.classes else (1,)), self.classes or y.numel(), dtype=torch.float64)
         return sum(t.numel() for t in tallied(tallies, outputs, y, torch.ones(1)).values())
 
     def total(self, fn: Sum, rows: Tensor, given: GivenLike = None, split: Split = "train") -> Any:
@@ -395,7 +397,7 @@ class Cohort:
         self.spent = self.spent + int(counted)
         summed = _Gradient(objective)
         total = self._grounded.total(self.members.places, summed, rows, _tensors(given), split)[""]
-        count = torch.from_numpy(self.engine.sizes(self.members.places, split)).to(rows.device, rows.dtype)
+        count = torch.from_numpy(self.engine.counts(self.members.places, split)).to(rows.device, rows.dtype)
         return total / count.clamp(min=1).view(-1, *(1,) * (rows.ndim - 1))
 
     def samples(self, split: Split = "train") -> Iterator[tuple[Tensor, Tensor]]:

@@ -91,6 +91,10 @@ class Engine(Protocol):
         """Samples of each client in a split `[C]`."""
         ...
 
+    def counts(self, ids: IntArray, split: Split) -> IntArray:
+        """What the means over a split are divided by `[C]`: its samples or, with classes of tokens, counted tokens."""
+        ...
+
     def samples(self, ids: IntArray, split: Split, raw: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """Raw `(x, y)` of a split, client by client; not `raw`, x is what the net takes."""
         ...
@@ -107,7 +111,8 @@ class Engine(Protocol):
         self, ids: IntArray, rows: Tensor, split: Split, tallies: Sequence[Tally] = ()
     ) -> dict[str, Tensor]:
         """Sums over a split of the task's `loss`, as it is scored, and with classes of right answers, `accuracy`; each
-        `[C, (K)]`. Every sample counts once, whatever the class weights.
+        `[C, (K)]`. Every sample (of texts with classes of tokens, every counted token) counts once, whatever the class
+        weights.
 
         Beside them the sums of `tallies`, float64, by `tally.sum`, `[C, (K,) ...]`.
         """

@@ -28,7 +28,7 @@ class Uploads:
 
     tensors: Mapping[str, Tensor]
     ids: Tensor  # [m] client numbers
-    n: Tensor  # [m] training samples; with a robust aggregator alike for all, see `running.server.Server.weighed`
+    n: Tensor  # [m] training samples, or tokens; with a robust aggregator alike for all, see `Server.weighed`
     share: Tensor  # [m] n / sum of n over the participants, float64
     population: int  # M, clients admitted so far
     round: int
@@ -123,6 +123,9 @@ class Method:
     """Whether it works on the factors of low-rank adapters, and so on adapted models alone."""
     moves: ClassVar[bool] = False
     """Whether its server moves the backbone, so that clients compute over frozen weights with R added; see `moving`."""
+    per_token: ClassVar[bool] = True
+    """Whether it takes data in which each token has a class; what looks at the features or the class of a whole sample
+    does not."""
     period: ClassVar[int] = 1
     """After how many rounds clients upload tensors of the same shapes again."""
     unprotected: ClassVar[str] = ""

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.contract.tokens import one_by_one
 from coterie.options import require_ranges
 
 Kind = Literal["classes", "numbers", "any"]
@@ -141,7 +142,9 @@ class Metric(Tally):
         if isinstance(known, np.ndarray):  # [classes] samples
             shares = torch.from_numpy(known).double() / max(int(known.sum()), 1)
             outputs = shares.log() if known.any() else torch.zeros_like(shares)
-            return outputs.expand(len(known), -1), torch.arange(len(known)), torch.tensor(scored, dtype=torch.float64)
+            there = np.flatnonzero(scored)  # of a vocabulary's words, a client's text has a few
+            often = torch.tensor(scored[there], dtype=torch.float64)
+            return outputs.expand(len(there), -1), torch.from_numpy(there), often
         centre = self.centre(known.double()) if len(known) else torch.zeros(scored.shape[1:], dtype=torch.float64)
         outputs = centre.expand(len(scored), *centre.shape) if centre.ndim else centre.expand(len(scored), 1)
         return outputs, torch.as_tensor(scored), torch.ones(len(scored), dtype=torch.float64)
@@ -152,8 +155,11 @@ def _whole(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def tallied(tallies: Iterable[Tally], outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-    """The sums of one client's batch, float64, by `tally.sum`; what several share is taken once."""
-    exact, weight = outputs.double(), weight.double()
+    """The sums of one client's batch, float64, by `tally.sum`; what several share is taken once.
+
+    Where y are classes of tokens, a tally gets every token as a sample.
+    """
+    exact, y, weight = one_by_one(outputs.double(), y, weight.double())
     once = {tally.tally: tally for tally in tallies}
     found = {word: tally.sums(exact, y, weight) for word, tally in once.items()}
     return {f"{word}.{name}": t.double() for word, sums in found.items() for name, t in sums.items()}

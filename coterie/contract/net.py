@@ -20,6 +20,7 @@ from coterie import memory, streams
 from coterie.contract.frozen import duplicate, frozen_layers, frozen_tensors, same_values
 from coterie.contract.ground import Ground
 from coterie.contract.layout import Entry, Layout
+from coterie.contract.tokens import mean_over_tokens, per_token
 from coterie.contract.units import Unit
 from coterie.errors import CoterieError
 
@@ -42,6 +43,7 @@ PerSample = Callable[[Tensor, Tensor], Tensor]
 class Batch(NamedTuple):
     """One mini-batch of one client. `weight [B]` is 1 for a sample and 0 for padding; `key` seeds its noise.
 
+    Where y are classes of tokens, `[B, L]`, a text's weight is the number of its counted tokens (`contract.tokens`).
     `worth [B]` is how many times each sample counts in a mean, with class weights; None where each counts once.
     """
 
@@ -52,7 +54,8 @@ class Batch(NamedTuple):
     worth: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """(1 / B) sum_b worth_b values_b over the B samples that are not padding, `[B] -> []`.
+        """(1 / B) sum_b worth_b values_b over the B samples that are not padding, `[B] -> []`; with classes of tokens
+        sum_b weight_b values_b / sum_b weight_b, which is the mean over tokens of a text's means over its own.
 
         It is not divided by the sum of the worths in the batch: so the mean over batches stays that over all samples.
         """
@@ -66,8 +69,8 @@ Kernels = Mapping[Callable[..., Any], Callable[..., Any]]
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """`[B, classes], [B] -> [B]`."""
-    return F.cross_entropy(outputs, y, reduction="none")
+    """`[B, classes], [B] -> [B]`; with a class a token, `[B, L, classes], [B, L] -> [B]`, the mean of a text's."""
+    return _cross_entropy(outputs, y, 0.0)
 
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
@@ -77,12 +80,20 @@ def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Smoothed:
-    """The cross entropy with the target (1 - s) onehot(y) + s / classes, `[B, classes], [B] -> [B]`."""
+    """The cross entropy with the target (1 - s) onehot(y) + s / classes, of the same shapes."""
 
     smoothing: float
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, y, reduction="none", label_smoothing=self.smoothing)
+        return _cross_entropy(outputs, y, self.smoothing)
+
+
+def _cross_entropy(outputs: Tensor, y: Tensor, smoothing: float) -> Tensor:
+    """That of each sample; targets of tokens that are ignored have neither loss nor gradient."""
+    if not per_token(y):
+        return F.cross_entropy(outputs, y, reduction="none", label_smoothing=smoothing)
+    losses = F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none", label_smoothing=smoothing)
+    return mean_over_tokens(losses.view(y.shape), y)
 
 
 @dataclass(frozen=True)
@@ -358,10 +369,12 @@ class Net:
             seeded = generator_state(row.device)
             outputs = self._check(row.clone(), x, stream)
             self._seeds = not torch.equal(generator_state(row.device), seeded)
-        if self.task.classes and outputs.shape != (len(x), self.task.classes):
+        wanted = (*(y.shape if per_token(y) else (len(x),)), self.task.classes)
+        if self.task.classes and outputs.shape != wanted:
             raise CoterieError(
                 f"the model gives outputs of shape {tuple(outputs.shape)} for {len(x)} samples; "
-                f"the data have {self.task.classes} classes, so {(len(x), self.task.classes)} was expected."
+                f"the data have {self.task.classes} classes{' a token' if per_token(y) else ''}, so {wanted} was "
+                f"expected{'; --model causal answers every token' if per_token(y) else ''}."
             )
         self._check_loss(outputs, y)
         if gradient_too:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from coterie import memory
+from coterie.contract.tokens import IGNORED, per_token
+from coterie.contract.tokens import counted as counted_tokens
 from coterie.data.partition import Ints
 from coterie.errors import CoterieError, counted, shortened
 
@@ -59,11 +61,17 @@ def require_finite(data: Tensor, what: str, bounds: Ints, names: Sequence[str]) 
 
 
 def require_labels(y: Tensor, classes: int, bounds: Ints, names: Sequence[str]) -> None:
-    bad = torch.nonzero((y < 0) | (y >= classes))
+    tokens = per_token(y)
+    wrong = (y < 0) | (y >= classes)
+    bad = torch.nonzero(wrong & (y != IGNORED) if tokens else wrong)
     if len(bad):
-        row = int(bad[0])
-        name = names[_owner(bounds, row)]
-        raise CoterieError(f"client {name} has label {int(y[row])} but {classes} classes means 0 to {classes - 1}")
+        name, found = names[_owner(bounds, int(bad[0, 0]))], int(y[tuple(bad[0])])
+        more = f", or {IGNORED} for a token without a label" if tokens else ""
+        raise CoterieError(f"client {name} has label {found} but {classes} classes means 0 to {classes - 1}{more}")
+    if tokens and len(empty := torch.nonzero(counted_tokens(y) == 0)):
+        name = names[_owner(bounds, int(empty[0]))]
+        raise CoterieError(f"client {name} has a sample with no token to predict: all of its y are {IGNORED}; leave "
+                           "it out")
 
 
 def _owner(bounds: Ints, row: int) -> int:

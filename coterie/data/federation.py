@@ -17,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from coterie import memory
+from coterie.contract.tokens import IGNORED, per_token
+from coterie.contract.tokens import counted as tokens_of
 from coterie.contract.units import Unit
 from coterie.data import codings, copies, groups, unlike
 from coterie.data.arrays import Data, Pair, stacked, tensor
@@ -24,7 +26,7 @@ from coterie.data.checks import client_names, require_finite, require_labels, re
 from coterie.data.labels import doubts, labels_of
 from coterie.data.partition import Ints, generator
 from coterie.data.splits import SPLITS, client_order, deal, held_out
-from coterie.data.summary import described, listed, task_in_words
+from coterie.data.summary import described, listed, task_in_words, tokens_in_words
 from coterie.errors import CoterieError, counted, unknown
 
 
@@ -36,7 +38,7 @@ class Federation:
     """
 
     x: Tensor  # [N, ...] float32 or float64 features, or int64 tokens
-    y: Tensor  # [N] int64 labels, or float targets [N] or [N, k]
+    y: Tensor  # [N] int64 labels, [N, L] int64 with a class or IGNORED a token, or float targets [N] or [N, k]
     bounds: Ints  # [clients, 4]: client i trains on [b0, b1), validates on [b1, b2), tests on [b2, b3)
     trained: int
     classes: int  # 0 for regression
@@ -92,7 +94,8 @@ class Federation:
     ) -> Federation:
         """From one (x, y) per client, numpy or torch: a list, with `names` if they have any, or {name: (x, y)}.
 
-        Whole-number y are labels, float y regression targets, whatever their values; `classes=0` reads whole numbers
+        Whole-number y are labels, float y regression targets, whatever their values; with `classes`, y `[n, L]` are
+        the classes of tokens, -100 where none is asked for. `classes=0` reads whole numbers
         as targets too, `classes=3` says that labels are 0, 1 and 2. Without it the labels that are there are the
         classes, in rising order, and `recipe["classes"]` names them where they are not 0, 1, 2, ... `test` is the share
         of a client's samples, `val` the share of what remains. `unseen` clients are drawn at random and moved behind
@@ -258,6 +261,11 @@ class Federation:
         return self.classes or (1 if self.y.ndim == 1 else int(self.y.shape[1]))
 
     @property
+    def per_token(self) -> bool:
+        """Whether every token has a class of its own."""
+        return bool(self.classes) and per_token(self.y)
+
+    @property
     def trained_on(self) -> Tensor:
         """What models learn to answer: y, standardised where the targets have a unit."""
         return self.y if self.unit is None else self.unit.standardised(self.y)
@@ -285,15 +293,28 @@ class Federation:
         start, stop = self._edges(split)
         return stop - start
 
+    def counted(self, split: str = "train") -> Ints:
+        """What a client's means are divided by [clients]: samples or, where each has a class, counted tokens."""
+        start, stop = self._edges(split)
+        if not self.per_token:
+            return stop - start
+        ends = np.concatenate([[0], tokens_of(self.y).cumsum(0).cpu().numpy()])
+        found: Ints = ends[stop] - ends[start]
+        return found
+
     def histogram(self, split: str = "train") -> Ints:
-        """Samples per client and class: [clients, classes]; no columns for regression."""
+        """Samples (or counted tokens) per client and class: [clients, classes]; no columns for regression."""
         start, stop = self._edges(split)
         if self.classes == 0:
             return np.zeros((self.clients, 0), dtype=np.int64)
         n = stop - start
         owner = np.repeat(np.arange(self.clients), n)
         rows = np.arange(n.sum()) + np.repeat(start - (n.cumsum() - n), n)
-        cells = owner * self.classes + self.y.cpu().numpy()[rows]
+        labels = self.y.cpu().numpy()[rows]
+        if self.per_token:
+            there = labels != IGNORED
+            owner, labels = np.repeat(owner, there.sum(1)), labels[there]
+        cells = owner * self.classes + labels
         return np.bincount(cells, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
 
     def client(self, i: int, split: str = "train") -> tuple[Tensor, Tensor]:
@@ -335,7 +356,8 @@ class Federation:
     def looked_at(self) -> Federation:
         """The same with notes on what shows once samples are dealt: copies on two sides, and a client unlike others."""
         said = copies.notes(self.x, self.y, self.bounds, self.names)
-        said += codings.notes(self.x, self.bounds, self._counts(), self.names, self.recipe)
+        if not self.per_token:  # whose labels are words, which clients use as they speak
+            said += codings.notes(self.x, self.bounds, self._counts(), self.names, self.recipe)
         said += unlike.notes(self.x, self.y, self.bounds, self.names, self.recipe.get("encoding"))
         return replace(self, recipe={**self.recipe, "notes": [*self.recipe.get("notes", ()), *said]}) if said else self
 
@@ -344,6 +366,8 @@ class Federation:
     @property
     def task(self) -> str:
         """What is predicted, in words: the classes with their names, or the numbers and their unit."""
+        if self.per_token:
+            return tokens_in_words(self.classes, int(tokens_of(self.y).sum()), self.recipe)
         return task_in_words(self.classes, self.outputs, self.unit, self.recipe)
 
     def summary(self) -> str:

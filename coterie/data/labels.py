@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.contract.tokens import per_token
 from coterie.errors import CoterieError, counted
 
 FEWEST = 15
@@ -61,8 +62,8 @@ def labels_of(x: Tensor, y: Tensor, classes: int | None, exact: bool = False) ->
     """y in its final type, the number of classes (0 for regression), and their names where they are not 0, 1, 2, ...
 
     Without `classes`, the labels that are there are the classes, in rising order: 1, 2, 3 are three. With it, labels
-    are the numbers 0 to classes - 1, or, with 0, targets. Targets take the features' precision unless they are kept
-    `exact`.
+    are the numbers 0 to classes - 1, several a sample where each token has one, or, with 0, targets. Targets take the
+    features' precision unless they are kept `exact`.
     """
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int)):
         raise CoterieError(f"classes is how many there are, a whole number, not {classes!r}")
@@ -72,8 +73,11 @@ def labels_of(x: Tensor, y: Tensor, classes: int | None, exact: bool = False) ->
     if are_targets(floating, regression=None if classes is None else not classes):
         # a loss over two precisions has no backward pass
         return y.to(torch.float64 if exact else x.dtype if x.is_floating_point() else torch.float32), 0, ()
+    if y.ndim == 2 and classes is not None and not floating:
+        return y, classes, ()  # a class a token
     if y.ndim != 1:
-        raise CoterieError(f"labels must be one number per sample, got y of shape {list(y.shape)}")
+        tokens = "; of classes a token say how many there are, classes=" if y.ndim == 2 and not floating else ""
+        raise CoterieError(f"labels must be one number per sample, got y of shape {list(y.shape)}{tokens}")
     if floating:
         if not bool((y == y.floor()).all()):
             raise CoterieError(f"{classes} classes were given but y holds {y.dtype}, such as "
@@ -137,6 +141,8 @@ def doubts(y: Tensor, classes: int, names: Sequence[str] = ()) -> str:
         called = f" ({names[0]})" if names else ""
         return (f"all {counted(len(y), 'label')} are of one class{called}, so nothing can be learned from them; is "
                 "this the column to predict (label=COLUMN names another)?")
+    if per_token(y):
+        return ""  # most words of a language are rare
     counts = np.unique(y.numpy(), return_counts=True)[1]
     few, rare = len(y) < EACH * len(counts), int((counts <= RARE).sum())
     if len(counts) < FEWEST or not (few or 2 * rare > len(counts)):

@@ -98,6 +98,13 @@ def task_in_words(classes: int, outputs: int, unit: Unit | None, recipe: Mapping
     return f"{said}, trained as (value {less}) / {unit.deviation:.4g}; scores and answers are in its own unit"
 
 
+def tokens_in_words(classes: int, tokens: int, recipe: Mapping[str, Any]) -> str:
+    """`next token of a vocabulary of 128, 5021 tokens to predict`."""
+    task = (recipe.get("encoding") or {}).get("task")
+    what = f"{task} token{'s' if task == 'masked' else ''}" if task else "a class a token,"
+    return f"{what} of a vocabulary of {classes}, {counted(tokens, 'token')} to predict"
+
+
 def _label_facts(counts: Ints) -> dict[str, str]:
     distance = label_distance(counts)
     return {

@@ -82,6 +82,13 @@ class Packed:
         joined = (Stretch(same[0].first, torch.cat([s.index for s in same], dim=2)) for same in together)
         return replace(self, stretches=tuple(joined)) if others else self
 
+    def through(self, place: Tensor) -> Packed:
+        """With `place[sample]` in the place of every sample."""
+        def moved(index: Tensor) -> Tensor:
+            return torch.where(index < 0, ~place[torch.where(index < 0, ~index, 0)], place[index.clamp(min=0)])
+
+        return replace(self, stretches=tuple(Stretch(s.first, moved(s.index)) for s in self.stretches))
+
     def short(self, step: int) -> list[tuple[int, int]]:
         """(position, samples) of the slots whose batch at this step is not full."""
         position = step % np.maximum(self.passes, 1)

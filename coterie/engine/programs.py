@@ -37,20 +37,28 @@ class Slots(Resident):
 
     pool: Pool | None = None  # the memory of captured steps; None where steps are not captured
 
-    def gather(self, index: Tensor, samples: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """`[slots, B]` sample numbers -> x `[slots, B, ...]`, y `[slots, B, ...]`, weight `[slots, B]`."""
+    def gather(
+        self, index: Tensor, samples: Tensor | None = None, longest: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`[slots, B]` sample numbers -> x `[slots, B, ...]`, y `[slots, B, ...]`, weight `[slots, B]`; of texts the
+        `longest` first tokens."""
         real = torch.where(index < 0, ~index, index)
         flat = taken(self.inputs if samples is None else samples, real.flatten())
         x = flat.view(*real.shape, *flat.shape[1:])
-        return x, self.y[real], (index >= 0).to(self.dtype)
+        y, weight = self.y[real], (index >= 0).to(self.dtype)
+        if self.tokens is not None:
+            weight = weight * self.tokens[real]
+        if longest is not None:
+            x, y = x[..., :longest], y if self.tokens is None else y[..., :longest]
+        return x, y, weight
 
     def worth_of(self, index: Tensor) -> Tensor | None:
         """How many times each sample counts, `[..., B]`; None where each counts once."""
         return None if self.worth is None else self.worth[torch.where(index < 0, ~index, index)]
 
-    def batch(self, index: Tensor, keys: Tensor, training: bool = True) -> Batch:
+    def batch(self, index: Tensor, keys: Tensor, training: bool = True, longest: int | None = None) -> Batch:
         """The batches of sample numbers `[slots, B]` with the keys `[slots]` of their noise, augmented in training."""
-        x, y, weight = self.gather(index)
+        x, y, weight = self.gather(index, longest=longest)
         if training and self.augment is not None:
             x = self.augment(x, keys)
         return Batch(x, y, weight, keys, self.worth_of(index))
@@ -241,7 +249,7 @@ class Program:
         full = self.engine.net.batch_statistics and short is None
         if not full and not self.counter.is_cuda:
             return None
-        return weight.sum(1) == weight.shape[1] if full else weight.sum(1) > 0
+        return (weight > 0).all(1) if full else (weight > 0).any(1)
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,8 @@ class Reference(Resident):
         if key is not None and self.augment is not None:
             x = self.augment(x, key)
         none = torch.zeros((), dtype=torch.int64, device=self.device)
-        weight = torch.ones(len(x), dtype=self.dtype, device=self.device)
+        once = torch.ones(len(x), dtype=self.dtype, device=self.device)
+        weight = once if self.tokens is None else self.tokens[chosen]
         worth = None if self.worth is None else self.worth[chosen]
         return Batch(x, y, weight, none if key is None else key, worth)
 

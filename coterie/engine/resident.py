@@ -18,6 +18,7 @@ from coterie.contract.layout import Layout
 from coterie.contract.metric import Tally, tallied
 from coterie.contract.net import Batch, Given, Net
 from coterie.contract.optimizer import Optimizer
+from coterie.contract.tokens import counted, mean_over_tokens, per_token
 from coterie.data import SPLITS, Federation
 from coterie.data.augment import Augment
 from coterie.engine.arithmetic import Arithmetic
@@ -25,6 +26,9 @@ from coterie.engine.packing import Packed, pack, steps_of
 from coterie.engine.prefix import Prefix
 from coterie.errors import CoterieError
 from coterie.metrics.accuracy import right
+
+SCORED = 1 << 22
+"""Outputs of one client's texts that are scored at once at most, where every token has a score for every class."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,11 @@ class Resident:
         self.x = _placed(federation.x, device, self.dtype if floating else federation.x.dtype)
         self.y = federation.trained_on.to(device, self.dtype if federation.y.is_floating_point() else None)
         self.bounds = federation.bounds
+        self.tokens: Tensor | None = None  # [samples] how often each counts; None: once
+        if per_token(self.y):
+            self.tokens = counted(self.y).to(self.dtype)
+            self.evaluation_batch = max(1, min(evaluation_batch, SCORED // (self.y.shape[1] * net.task.classes)))
+        self._counted = federation.counted
         fed = feeding or Feeding()
         self.worth = None if fed.worth is None else fed.worth.to(device, self.dtype)
         self.augment = fed.augment
@@ -87,6 +96,11 @@ class Resident:
         """Samples of each client in a split `[C]`."""
         first = SPLITS.index(split)
         found: IntArray = self.bounds[ids, first + 1] - self.bounds[ids, first]
+        return found
+
+    def counts(self, ids: IntArray, split: Split) -> IntArray:
+        """Samples of each client in a split, or their counted tokens, `[C]`."""
+        found: IntArray = self._counted(split)[ids]
         return found
 
     def starts(self, ids: IntArray, split: Split) -> IntArray:
@@ -147,10 +161,11 @@ def clipping(length: Tensor, most: float) -> Tensor:
 
 
 def scores(net: Net, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-    """Loss and, with classes, 1 for a right answer, of every sample `[B]`; 0 for padding."""
+    """Loss and, with classes, 1 for a right answer, of every sample `[B]`, as often as it counts; 0 for padding."""
     found = {"loss": net.task.scored(outputs, y) * weight}
     if net.task.classes:
-        found["accuracy"] = right(outputs, y).to(weight.dtype) * weight
+        correct = right(outputs, y).to(weight.dtype)
+        found["accuracy"] = (mean_over_tokens(correct, y) if per_token(y) else correct) * weight
     return found
 
 

@@ -20,6 +20,7 @@ from coterie.contract.net import Batch, Given, Net, Objective, default_objective
 from coterie.contract.optimizer import Optimizer
 from coterie.data import Federation
 from coterie.engine.arithmetic import Arithmetic
+from coterie.engine.buckets import by_length, lengths
 from coterie.engine.capture import Pool, identity
 from coterie.engine.direct import Chain
 from coterie.engine.packing import SCORING, Packed, Recent, pack
@@ -38,6 +39,7 @@ class Stacked(Slots):
     ) -> None:
         super().__init__(net, federation, device, arithmetic, feeding=feeding, prefix=prefix)
         self.chain = chain
+        self.lengths = lengths(net.whole, self.x, self.y) if prefix is None else None  # [samples] of texts
         self._chained: Tensor | None = None
         if prefix is None:
             self._ready()
@@ -113,8 +115,9 @@ class Stacked(Slots):
         """The sum over a split of `fn(net, row, batch, given)`, a tensor or a dictionary of such, `[C, (K,) ...]`."""
         identity(fn)
 
-        def sums(row: Tensor, index: Tensor, cut: Tensors) -> Tensors:
-            batch = self.batch(index, torch.zeros(len(index), dtype=torch.int64, device=self.device), training=False)
+        def sums(row: Tensor, index: Tensor, cut: Tensors, longest: int | None) -> Tensors:
+            none = torch.zeros(len(index), dtype=torch.int64, device=self.device)
+            batch = self.batch(index, none, training=False, longest=longest)
             return self.each(lambda s, b, g: named(fn(self.net, s["row"], b, g)), {"row": row}, (batch,), cut)
 
         return self._summed(ids, sums, rows, given, split)
@@ -128,15 +131,18 @@ class Stacked(Slots):
         """
         answered = self._answered if self.chain is None else self._answered_by_chain
 
-        def sums(row: Tensor, index: Tensor, cut: Tensors) -> Tensors:
-            found, outputs, y, weight = answered(row, index)
+        def sums(row: Tensor, index: Tensor, cut: Tensors, longest: int | None) -> Tensors:
+            found, outputs, y, weight = answered(row, index, longest)
             return {**found, **tallied_each(tallies, outputs, y, weight)}
 
         return self._summed(ids, sums, rows, {}, split)
 
-    def _answered(self, row: Tensor, index: Tensor) -> tuple[Tensors, Tensor, Tensor, Tensor]:
+    def _answered(
+        self, row: Tensor, index: Tensor, longest: int | None
+    ) -> tuple[Tensors, Tensor, Tensor, Tensor]:
         """Loss and accuracy, summed, outputs, y and weight of one batch of each slot."""
-        batch = self.batch(index, torch.zeros(len(index), dtype=torch.int64, device=self.device), training=False)
+        none = torch.zeros(len(index), dtype=torch.int64, device=self.device)
+        batch = self.batch(index, none, training=False, longest=longest)
 
         def one(state: Tensors, mine: Batch, given: Given) -> Tensors:
             outputs = self.net(state["row"], mine.x)
@@ -145,7 +151,9 @@ class Stacked(Slots):
         found = self.each(one, {"row": row}, (batch,), {})
         return found, found.pop("outputs"), batch.y, batch.weight
 
-    def _answered_by_chain(self, row: Tensor, index: Tensor) -> tuple[Tensors, Tensor, Tensor, Tensor]:
+    def _answered_by_chain(
+        self, row: Tensor, index: Tensor, longest: int | None
+    ) -> tuple[Tensors, Tensor, Tensor, Tensor]:
         """The same where the module is a chain of layers."""
         assert self.chain is not None
         x, y, weight = self.gather(index, self._ready())
@@ -154,10 +162,10 @@ class Stacked(Slots):
         return {name: value.view(weight.shape).sum(1) for name, value in found.items()}, outputs, y, weight
 
     def _summed(
-        self, ids: IntArray, sum_of: Callable[[Tensor, Tensor, Tensors], Tensors], rows: Tensor, given: Tensors,
-        split: Split,
+        self, ids: IntArray, sum_of: Callable[[Tensor, Tensor, Tensors, int | None], Tensors], rows: Tensor,
+        given: Tensors, split: Split,
     ) -> dict[str, Tensor]:
-        """`sum_of(rows, index, given)` of one batch of each slot, added up over a split."""
+        """`sum_of(rows, index, given, longest)` of one batch of each slot, added up over a split."""
         copies = rows.shape[1] if rows.ndim == 3 else 1
         packed = self._whole(ids, copies, split)
         flat, passed = rows.reshape(len(ids) * copies, -1).contiguous(), _repeat(given, copies)
@@ -169,10 +177,11 @@ class Stacked(Slots):
         sums: dict[str, Tensor] = {}
         # Where nobody has a sample, one that does not count tells the shapes of the sums, which are then 0.
         steps = [index for stretch in packed.stretches for index in stretch.index]
+        longest = self._longest_texts(steps) or [None] * max(len(steps), 1)
         index = steps or [torch.full((len(flat), 1), -1, device=self.device)]
         with self.computing(), torch.no_grad():
-            for here, active in zip(index, packed.active() or [len(flat)], strict=True):
-                out = sum_of(flat[:active], here[:active], {n: t[:active] for n, t in passed.items()})
+            for here, active, most in zip(index, packed.active() or [len(flat)], longest, strict=True):
+                out = sum_of(flat[:active], here[:active], {n: t[:active] for n, t in passed.items()}, most)
                 for name, value in out.items():
                     if name not in sums:
                         sums[name] = value.new_zeros(len(flat), *value.shape[1:])
@@ -190,9 +199,22 @@ class Stacked(Slots):
             slot = np.repeat(np.arange(len(ids)), copies)
             sizes, starts = self.sizes(ids, split)[slot], self.starts(ids, split)[slot]
             batch = min(self.evaluation_batch, max(int(sizes.max(initial=1)), 1))
-            return pack(starts, sizes, batch, -(-sizes // batch), None, self.device)
+            packed = pack(starts, sizes, batch, -(-sizes // batch), None, self.device)
+            if self.lengths is None:
+                return packed
+            everyone = np.arange(len(self.bounds))
+            places = by_length(self.lengths, self.starts(everyone, split), self.sizes(everyone, split))
+            return packed.through(places)
 
         return self._kept.get((split, copies, ids.tobytes()), batches)
+
+    def _longest_texts(self, steps: Sequence[Tensor]) -> Sequence[int | None]:
+        """How many tokens the longest text of each step's batches has; nothing where texts are not to be cut."""
+        if self.lengths is None or not steps:
+            return []
+        found = [self.lengths[torch.where(index < 0, ~index, index)].amax() for index in steps]
+        most: list[int | None] = torch.stack(found).tolist()
+        return most
 
     def _program(self, key: Hashable, build: Callable[[], Program], packed: Packed) -> Program:
         """The program for a key; rebuilt, and recaptured on CUDA, when the stack outgrows it."""

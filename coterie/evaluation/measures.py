@@ -106,8 +106,9 @@ def blank(task: Task, targets: Sequence[int], samples: int) -> tuple[Tensor, Ten
     """Outputs and labels of the right form, always the same ones."""
     generator = torch.Generator().manual_seed(0)
     if task.classes:
-        outputs = torch.randn(samples, task.classes, generator=generator, dtype=torch.float64)
-        return outputs, torch.arange(samples) % task.classes
+        form = (samples, *(min(n, 2) for n in targets))  # of a text with a class a token, two tokens tell all
+        outputs = torch.randn(*form, task.classes, generator=generator, dtype=torch.float64)
+        return outputs, torch.arange(outputs[..., 0].numel()).view(form) % task.classes
     outputs = torch.randn(samples, int(np.prod(targets)), generator=generator, dtype=torch.float64)
     return outputs, torch.randn(samples, *targets, generator=generator)
 
@@ -120,7 +121,7 @@ def shapes(tallies: Sequence[Tally], task: Task, targets: Sequence[int]) -> dict
 
 def adding(tallies: Sequence[Tally], task: Task, targets: Sequence[int]) -> dict[str, tuple[Counted, float]]:
     """Of the sums that count samples, by `tally.sum`, in which way and how much one sample adds at most in all."""
-    one = tallied(tallies, *blank(task, targets, 1), torch.ones(1))
+    one = tallied(tallies, *blank(task, () if task.classes else targets, 1), torch.ones(1))
     return {
         name: (how, float(one[name].sum()) if how == "all" else 1.0) for tally in tallies
         for word, how in tally.counts.items() if (name := f"{tally.tally}.{word}") in one
@@ -129,7 +130,7 @@ def adding(tallies: Sequence[Tally], task: Task, targets: Sequence[int]) -> dict
 
 def _try(metric: Metric, task: Task, targets: Sequence[int]) -> None:
     """Raise where a metric does not keep its contract on six made-up samples, the last of them padding."""
-    outputs, y = blank(task, targets, 6)
+    outputs, y = blank(task, () if task.classes else targets, 6)  # a metric gets tokens one by one
     weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     try:
         whole, short = metric.sums(outputs, y, weight), metric.sums(outputs[:5], y[:5], weight[:5])

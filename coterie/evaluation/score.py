@@ -28,7 +28,7 @@ class Scores:
     """One stage of one evaluation, per client: metrics on test and on validation data, and which of them is read."""
 
     clients: np.ndarray[Any, np.dtype[np.int64]]  # [c]
-    samples: np.ndarray[Any, np.dtype[np.int64]]  # [c] test samples
+    samples: np.ndarray[Any, np.dtype[np.int64]]  # [c] test samples; tokens of them, where each has a class
     steps: np.ndarray[Any, np.dtype[np.int64]]  # [c] local steps spent to make the model that was scored
     test: dict[str, Array]  # metric -> [c], NaN for clients without test data
     val: dict[str, Array]

@@ -79,6 +79,7 @@ LONGEST_LOGGED = 20_000
 """Characters of one entry of the site's log."""
 
 Data = Federation | Callable[[Job], Federation]
+ONE_LABEL = "sites train on one label a sample, and in these data each token has a class; simulate such a federation."
 
 
 def site_at(
@@ -95,6 +96,8 @@ def site_at(
 
     def read(job: Job) -> Federation:
         source = load_as(data, job.classes)
+        if source.vocabulary:
+            raise Refusal(ONE_LABEL)
         y = placed(source.y, source.classes, job.classes, job.class_names, name)
         return Federation.from_assignment(
             source.x, y, [np.arange(len(source.x))], val=val, test=test, seed=seed, classes=job.classes,
@@ -206,6 +209,8 @@ class Site:
         if tuple(data.x.shape[1:]) != job.shape:
             raise Refusal(f"the experiment wants samples of shape {list(job.shape)}; "
                           f"{self.name} has {list(data.x.shape[1:])}.")
+        if data.per_token:
+            raise Refusal(ONE_LABEL)
         if data.classes != job.classes:
             raise Refusal(f"the experiment has {job.classes} classes; {self.name}'s data have {data.classes}.")
         called, agreed = tuple(data.recipe.get("classes", ())), job.class_names or tuple(map(str, range(job.classes)))

@@ -44,6 +44,7 @@ class FedCP(FedPer):
     down = up = "1 + policy"
     newcomer = "the shared model with its shared head"
     cite = "Zhang et al., FedCP: separating feature information for personalized federated learning, KDD 2023"
+    per_token = False
 
     def wrap(self, module: nn.Module) -> nn.Module:
         return with_head(module, Gated, "personal+context+policy", self.name)

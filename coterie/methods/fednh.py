@@ -45,6 +45,7 @@ class FedNH(FedAvg):
     uploads = sent.fields(update=sent.Vectors(), means=sent.Directions(), counts=sent.Counts())
     newcomer = "the shared model"
     cite = "Dai et al., Tackling data heterogeneity in federated learning with class prototypes, AAAI 2023"
+    per_token = False
     presets = ("official",)
 
     @classmethod

@@ -81,6 +81,7 @@ class FedPAC(Method):
     newcomer = "the shared body and a combined head"
     rates = ("head_lr",)
     cite = "Xu et al., Personalized federated learning with feature alignment and classifier collaboration, ICLR 2023"
+    per_token = False
 
     def travels(self) -> str:
         return "~head"

@@ -34,6 +34,7 @@ class FedUV(FedAvg):
 
     family = "regularised"
     cite = "Son et al., FedUV: uniformity and variance for heterogeneous federated learning, CVPR 2024"
+    per_token = False
 
     def check(self, population: int, layout: Layout) -> None:
         if self.uniformity:

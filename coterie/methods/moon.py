@@ -37,6 +37,7 @@ class MOON(FedAvg):
     family = "regularised"
     keeps = "the model it trained last"
     cite = "Li, He, Song, Model-contrastive federated learning, CVPR 2021"
+    per_token = False
     presets = ("pfllib",)
 
     @classmethod

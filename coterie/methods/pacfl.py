@@ -58,6 +58,7 @@ class PACFL(Clustered):
     newcomer = "the model of the cluster whose data are nearest"
     introduces = sent.fields(basis=sent.Directions(axis=0))
     cite = "Vahidian et al., Efficient distribution similarity identification in clustered FL, AAAI 2023"
+    per_token = False
     unprotected = "the vectors by which clients are put into clusters before training"
     presets = ("official",)
 

@@ -16,6 +16,7 @@ from coterie.options import Count
 def right(outputs: Tensor, y: Tensor) -> Tensor:
     """Whether the largest output, the first of equal ones, is that of the class: `[B, classes], [B] -> [B]`.
 
+    With a class a token, `[B, L, classes], [B, L] -> [B, L]`: ignored tokens are never right.
     Outputs with one that is no number give no answer, so they are wrong: `argmax` would say the class of the first.
     """
     return (outputs.argmax(-1) == y) & ~outputs.isnan().any(-1)

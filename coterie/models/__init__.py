@@ -19,13 +19,17 @@ from coterie.models.mlp import MLP
 from coterie.models.resnet import ResNet18
 from coterie.models.sensor import SensorCNN
 from coterie.models.text import FastText, TextCNN
+from coterie.models.transformer import Causal, TextEncoder
 from coterie.trust import code
 
-__all__ = ["CNN", "MLP", "MODELS", "FastText", "Linear", "ResNet18", "SensorCNN", "TextCNN", "model"]
+__all__ = [
+    "CNN", "MLP", "MODELS", "Causal", "FastText", "Linear", "ResNet18", "SensorCNN", "TextCNN", "TextEncoder",
+    "model",
+]
 
 MODELS: dict[str, type[nn.Module]] = {
     "linear": Linear, "mlp": MLP, "cnn": CNN, "resnet18": ResNet18, "textcnn": TextCNN, "fasttext": FastText,
-    "sensor": SensorCNN,
+    "sensor": SensorCNN, "causal": Causal, "encoder": TextEncoder,
 }
 
 

@@ -49,7 +49,14 @@ class Clients:
         self.method, self.first = method, first
         self.asked = training  # the run's, for the record; the method may have options of its own
         self.training = training = method.training_in(training)
-        training.require(federation.classes, tuple(federation.x.shape[1:]), own_loss=loss is not None)
+        training.require(
+            federation.classes, tuple(federation.x.shape[1:]), own_loss=loss is not None, per_token=federation.per_token
+        )
+        if federation.per_token and not method.per_token:
+            raise CoterieError(
+                f"{method.name} looks at the features or the class of a whole sample, and in these data each token has "
+                "a class; use a method that does not, such as fedavg, fedper or ditto."
+            )
         self.federation = federation if method.validation else federation.without_validation()
         self.population = self.federation.population if population is None else population
         self.device = device(training.device)

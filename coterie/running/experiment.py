@@ -233,7 +233,7 @@ class Experiment:
         known = {"notes": list(source.notes), "classes": list(source.classes or ()), "encoding": source.encoding}
         recipe: dict[str, Any] = {"data": self.data, **{name: value for name, value in known.items() if value}}
         shares: dict[str, Any] = {"val": self.val, "test": self.test, "unseen": self.unseen, "seed": self.data_seed}
-        shares["classes"] = None if source.classes is None else len(source.classes)
+        shares["classes"] = source.vocabulary or (None if source.classes is None else len(source.classes))
         shares["unit"] = unit_of(source.encoding)
         if run is not None:
             shares["classes"] = shares["classes"] if run.class_names else run.classes

@@ -281,7 +281,7 @@ class Simulation(Clients):
         if key not in self._indices:
             if len(self._indices) > 4:
                 self._indices.clear()
-            index, n = torch.from_numpy(np.stack([ids, self.engine.sizes(ids, "train")])).to(self.device)
+            index, n = torch.from_numpy(np.stack([ids, self.engine.counts(ids, "train")])).to(self.device)
             self._indices[key] = (index, *self.server.weighed(n))
         return self._indices[key]
 
@@ -412,7 +412,7 @@ class Simulation(Clients):
         known = self.measures.columns(chosen, self.class_names)
         held = {name: np.where(has_val, t, np.nan) for name, t in known.items()}
         return Scores(
-            ids, self.engine.sizes(ids, "test"), np.concatenate(spent), self.measures.columns(seen, self.class_names),
+            ids, self.engine.counts(ids, "test"), np.concatenate(spent), self.measures.columns(seen, self.class_names),
             held, self.measures.scale, None if counts is None else counts.astype(np.int64),
         )
 

@@ -116,8 +116,16 @@ class Training(LocalOptions):
         """The spellings of all that are computed, the one that decides first."""
         return (self.metric, *self.watch)
 
-    def require(self, classes: int, shape: Sequence[int], own_loss: bool = False) -> None:
-        """Raise where an option does not fit the samples, of so many classes and this shape, or a user's own loss."""
+    def require(
+        self, classes: int, shape: Sequence[int], own_loss: bool = False, per_token: bool = False
+    ) -> None:
+        """Raise where an option does not fit the samples, of so many classes (`per_token`: each token has one) and this
+        shape, or a user's own loss."""
+        if per_token and self.class_weights != "none":
+            raise CoterieError(
+                f"class_weights={self.class_weights} weighs samples by their class, and here each token has one; use "
+                "class_weights=none."
+            )
         if not classes:
             for name, off in (("class_weights", "none"), ("label_smoothing", 0.0)):
                 if (asked := getattr(self, name)) != off:

@@ -28,6 +28,8 @@ SAID = ("filled in", "left out", "images ", "perhaps missing")
 """How those notes on data begin that a newcomer is told."""
 
 
+ONE_LABEL = ("a newcomer's model and its estimate are for one label a sample, and in these data each token has a "
+             "class; keep newcomers among the data of the run as unseen clients (--unseen).")
 Fill = Mapping[str, float] | None
 """What stands for a missing number, by column."""
 
@@ -49,6 +51,8 @@ def read(
     except NoLabels:
         # leaves out samples without a label, and nothing else is wrong
         source = _loaded(place, {**given, "skip": True}, saved)
+    if source.vocabulary:
+        raise CoterieError(ONE_LABEL)
     x, y, told = source.x, source.y, tuple(note for note in source.notes if note.startswith(SAID))
     if saved is not None:
         y = placed(y, source.classes, saved.spec.classes, saved.spec.class_names, path)

@@ -24,6 +24,7 @@ from coterie.contract.ground import grounded
 from coterie.contract.layout import Layout
 from coterie.contract.net import Task
 from coterie.contract.records import Models
+from coterie.contract.tokens import per_token
 from coterie.contract.units import Unit, answering
 from coterie.data import Federation, groups
 from coterie.data.partition import Ints, generator
@@ -55,7 +56,7 @@ from coterie.serving.estimate import (
     held_out,
     renaming,
 )
-from coterie.serving.newcomer_data import other_units
+from coterie.serving.newcomer_data import ONE_LABEL, other_units
 
 GENTLE = 5
 """How many times smaller the learning rate of the adaptation is than a round's, and how many times longer it takes."""
@@ -161,6 +162,8 @@ class Desk:
     def checked(self, x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """The samples, if they are what the run is about."""
         spec = self.saved.spec
+        if spec.classes and per_token(y):
+            raise CoterieError(ONE_LABEL)
         if tuple(x.shape[1:]) != spec.shape:
             raise CoterieError(f"the run's samples have shape {list(spec.shape)}; those of {name} have "
                                f"{list(x.shape[1:])}{_of_images(spec.shape, tuple(x.shape[1:]))}.")

@@ -21,6 +21,7 @@ from coterie.flower.loopback import Loopback, through
 from coterie.flower.policy import Policy
 from coterie.flower.rounds import refuse_early
 from coterie.flower.site import Site, site_at
+from coterie.flower.task import Refusal
 from coterie.flower.wire import Failure, Parcel
 from coterie.privacy.noise import Streams
 from coterie.running import checkpoint
@@ -751,3 +752,10 @@ def sent(line):
     """What left sites, message by message: names and shapes of tensors, and the words of their facts."""
     return [(name, [(sorted(a.meta), {n: tuple(t.shape) for n, t in a.tensors.items()}) for a in answer])
             for name, _, answer in line.log]
+
+
+def test_a_site_whose_data_have_a_class_a_token_is_refused_before_anything_is_trained(tmp_path):
+    (tmp_path / "plays.csv").write_text("text\n" + "to be or not to be\n" * 4)
+    data = f"{tmp_path / 'plays.csv'}:text=text,task=next,tokenizer=characters,words=128,length=8"
+    with pytest.raises(Refusal, match="sites train on one label a sample, and in these data each token has a class"):
+        site_at("ward", data, tmp_path).federation(toy.job(toy.federation(), "fedavg"))

@@ -277,11 +277,11 @@ def test_what_the_mean_target_scores():
 
 def test_metrics_know_their_direction_and_are_spelled_as_they_are_stored():
     assert set(registry.metrics()) == {
-        "accuracy", "auroc", "average_precision", "balanced_accuracy", "ece", "f1", "loss", "mae", "mse", "nll", "r2",
-        "recall", "top_k", "weighted_f1",
+        "accuracy", "auroc", "average_precision", "balanced_accuracy", "bits", "ece", "f1", "loss", "mae", "mse", "nll",
+        "perplexity", "r2", "recall", "top_k", "weighted_f1",
     }
     lower = {name for name, cls in registry.metrics().items() if not cls.higher}
-    assert lower == {"ece", "loss", "mae", "mse", "nll"}
+    assert lower == {"bits", "ece", "loss", "mae", "mse", "nll", "perplexity"}
     for spec in ("top_k(k=3)", "ece(bins=10)", "balanced_accuracy"):
         metric = registry.metric(spec)
         assert metric.scale.name == metric.label == registry.called(metric) == spec

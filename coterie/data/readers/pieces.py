@@ -40,7 +40,7 @@ class Source:
     """Samples before they are dealt to clients."""
 
     x: Tensor  # [N, ...]; lies in a file when the samples are many
-    y: Tensor  # [N] or [N, k]
+    y: Tensor  # [N] or [N, k]; with a vocabulary [N, L]
     client: Array | None  # [N] ids (numbers or strings) when the data come with natural clients
     name: str
     split: Array | None = None  # [N] 0 train, 1 val, 2 test, when the data come split
@@ -49,6 +49,7 @@ class Source:
     encoding: dict[str, Any] | None = None  # how a table became numbers: what its schema file would hold
     group: Array | None = None  # [N] ids of what must stay on one side of a split: patients, lesions, speakers
     features: tuple[Feature, ...] | None = None  # the columns that became x, where they have names
+    vocabulary: int = 0  # the classes of a token, where y [N, L] has one for each
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from coterie.data.readers.vocabulary import Vocabulary, names_file
 from coterie.errors import CoterieError, counted, unknown
 from coterie.files import in_file
 from coterie.trust import code
@@ -48,26 +49,50 @@ RULES = {
 class Cutter:
     """A function text -> exactly `length` numbers below `words`: cut at the end, or filled up with 0.
 
-    `given` is words, characters, file.py:function, or a function text -> numbers. No vocabulary is learned, so that
-    every site numbers its words alike without seeing the others' texts. What was cut is counted for `notes`.
+    `given` is words, characters, file.py:function, a function text -> numbers, or a tokenizer.json with its own
+    vocabulary, whose special tokens stay where a text is cut. No vocabulary is learned, so that every site numbers its
+    words alike without seeing the others' texts. What was cut is counted for `notes`.
     """
 
     def __init__(self, given: str | Tokenizer, words: int, length: int) -> None:
         if words < 2 or length < 1:
             raise CoterieError(f"words must be at least 2 and length at least 1, not {words} and {length}.")
-        if isinstance(given, str):
-            self._call: Callable[[str], Any] = _named(given, words)
+        of_file = isinstance(given, str) and given not in BUILT_IN and names_file(given)
+        self.vocabulary = Vocabulary(str(given)) if of_file else None
+        if self.vocabulary is not None:
+            if words not in (WORDS, self.vocabulary.words):
+                raise CoterieError(f"the tokenizer {given} has {self.vocabulary.words} words, not words={words}; leave "
+                                   "words= out.")
+            self._call, words = self.vocabulary, self.vocabulary.words
+        elif isinstance(given, str):
+            self._call = _named(given, words)
         elif callable(given):
             self._call = given
         else:
-            raise CoterieError(f"a tokenizer is words, characters, file.py:function or a function, not {given!r}.")
+            raise CoterieError(
+                f"a tokenizer is words, characters, a tokenizer.json, file.py:function or a function, not {given!r}.")
         self.title, self.words, self.length = _title(given), words, length
+        if self.vocabulary is not None:
+            self.title = self.vocabulary.path.name  # where it lies is nobody else's business
         self._lengths: Counter[int] = Counter()  # how many texts have so many tokens
         self._unspaced = 0  # texts whose phrases became a word each
         self._texts: set[int] = set()
         self._samples: set[int] = set()
 
-    def __call__(self, text: str) -> list[int]:
+    _call: Callable[[str], Any]
+
+    @property
+    def mask(self) -> int | None:
+        """The number that stands for a masked token; None where the tokenizer has none."""
+        return None if self.vocabulary is None else self.vocabulary.mask
+
+    @property
+    def special(self) -> frozenset[int]:
+        """The numbers of what is no word, such as [CLS]."""
+        return frozenset() if self.vocabulary is None else self.vocabulary.special
+
+    def numbers(self, text: str) -> list[int]:
+        """All of a text's numbers, checked."""
         try:
             found = [int(n) for n in self._call(text)]
         except Exception as error:
@@ -76,7 +101,21 @@ class Cutter:
             wrong = min(found) if min(found) < 0 else max(found)
             raise CoterieError(f"the tokenizer {self.title} gives the number {wrong}; with words={self.words} it must "
                                f"be from 0 to {self.words - 1}.")
-        tokens = (found + [0] * self.length)[: self.length]
+        return found
+
+    def windows(self, text: str) -> list[list[int]]:
+        """The whole text in pieces of `length + 1` numbers, the last one filled up with 0; each begins with the last
+        number of the one before it, so that every number but the first follows one. None of fewer than two numbers."""
+        found = self.numbers(text)
+        starts = range(0, len(found) - 1, self.length)
+        return [(found[k : k + self.length + 1] + [0] * self.length)[: self.length + 1] for k in starts]
+
+    def __call__(self, text: str) -> list[int]:
+        found = self.numbers(text)
+        kept = found
+        if self.vocabulary is not None and len(found) > self.length:
+            kept = self.vocabulary.cut(text, self.length)
+        tokens = (kept + [0] * self.length)[: self.length]
         self._lengths[len(found)] += 1
         if self.title == "words" and (runs := UNSPACED.findall(text)):
             self._unspaced += sum(map(len, runs)) >= PHRASE * len(runs)
@@ -112,7 +151,8 @@ class Cutter:
     def encoding(self) -> dict[str, Any]:
         """How texts become numbers, as a table's encoding says it."""
         rule = {"rule": f"{RULES[self.title]}; cut at length, or filled up with 0"} if self.title in RULES else {}
-        return {"tokenizer": self.title, "words": self.words, "length": self.length, **rule}
+        own = {} if self.vocabulary is None else self.vocabulary.encoding()
+        return {"tokenizer": self.title, "words": self.words, "length": self.length, **rule, **own}
 
 
 def _named(given: str, words: int) -> Callable[[str], Any]:
@@ -120,7 +160,7 @@ def _named(given: str, words: int) -> Callable[[str], Any]:
         return lambda text: BUILT_IN[given](text, words)
     file = in_file(given)
     if file is None or file[2]:
-        raise unknown("tokenizer", given, [*BUILT_IN, "file.py:function"])
+        raise unknown("tokenizer", given, [*BUILT_IN, "file.py:function", "tokenizer.json"])
     path, name = Path(file[0]), file[1]
     module = code.module(path, f"the tokenizer {name}")
     found = getattr(module, name, None)

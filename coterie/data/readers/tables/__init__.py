@@ -39,7 +39,7 @@ def table(
     fill: str | None = None, tokenizer: str | Tokenizer = "words", words: int = WORDS, length: int = LENGTH,
     classes: str | None = None, regression: bool | None = None, schema: str | Encoding | None = None,
     shape: str | None = None, skip: bool = False, group: str | None = None, separator: str | None = None,
-    decimal: Decimal = "auto",
+    decimal: Decimal = "auto", task: str | None = None,
 ) -> Source:
     """A csv or parquet file, or a folder of them with one file a client. Plain text of another name is read as csv.
 
@@ -47,7 +47,8 @@ def table(
     value stay on one side of a split. Columns of numbers are features as they
     are; columns of at most 100 different texts become one 0/1 feature a text. `x=a,b` takes these columns alone,
     `ignore=a,b` all but these. `scale` brings every column of numbers to mean 0 and standard deviation 1 over the rows
-    read. With `text`, that column is the sample, and `tokenizer` makes numbers of it. Missing values are reported, or
+    read. With `text`, that column is the sample, and `tokenizer` makes numbers of it; with `task`, next or masked, its
+    tokens are what is predicted, and no label is needed. Missing values are reported, or
     replaced by `fill`, a number or mean. `schema=file.json` keeps how columns were encoded: it is written when there is
     no such file, and followed when there is, so that every site encodes alike. The sign between columns is found, or
     `separator` says it (comma, semicolon, tab or bar); `decimal=comma` reads 3,5 as 3.5.
@@ -86,7 +87,7 @@ def table(
 
     return encode(rows, path.stem if path.is_file() else path.resolve().name, problems, roles, scale=scale,
                   fill=fill, tokenizer=tokenizer, words=words, length=length, classes=classes, regression=regression,
-                  schema=schema, shape=shape, skip=skip,
+                  schema=schema, shape=shape, skip=skip, task=task,
                   clients=[file.stem for file in files] if path.is_dir() and client is None else (),
                   notes=[*_said(dialects), *_left(path, files, schema)], decimal=decimal)
 

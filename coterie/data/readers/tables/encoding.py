@@ -28,6 +28,8 @@ from coterie.data.readers.tables.columns import (
 from coterie.data.readers.tables.rows import CLIENT, LABEL, SPLIT, Decimal, Reading, Rows, parsed, unlabelled
 from coterie.data.readers.tables.schema import Encoding, read_schema, unit_of, without_labels, write_schema
 from coterie.data.readers.text import RULES, Cutter, Tokenizer
+from coterie.data.readers.token_tasks import TokenTask
+from coterie.data.readers.vocabulary import require_same
 from coterie.errors import CoterieError, NoLabels
 
 LARGE = 10.0
@@ -39,12 +41,19 @@ LARGE_TARGET = 100.0
 def encode(
     rows: Reading, name: str, problems: Problems, roles: Roles, *, scale: bool, fill: str | None,
     tokenizer: str | Tokenizer, words: int, length: int, classes: str | Sequence[str] | None, regression: bool | None,
-    schema: str | Encoding | None, shape: str | None, skip: bool,
+    schema: str | Encoding | None, shape: str | None, skip: bool, task: str | None = None,
     clients: Sequence[str] = (), notes: Sequence[str] = (), decimal: Decimal = "auto",
 ) -> Source:
     """Learn the columns, then encode them."""
     followed = schema if isinstance(schema, dict) else read_schema(schema)
-    if followed is not None and followed.get("label") == LABEL:
+    task = task or (followed or {}).get("task")
+    tokens = None if task is None else TokenTask(task)
+    if tokens is not None:
+        text = roles.text or roles.x or (followed or {}).get("text")
+        if text is None:
+            raise CoterieError(f"task={task} needs the column of the texts; name it with text=COLUMN.")
+        roles, regression, classes = replace(roles, label=LABEL, text=text, x=None), True, None
+    if tokens is not None or (followed is not None and followed.get("label") == LABEL):
         labelled = rows
 
         def rows(told: Problems | None) -> Iterator[Rows]:
@@ -60,22 +69,23 @@ def encode(
     encoder.classes = class_list(classes) or encoder.classes
     cutter = Cutter(tokenizer, words, length)
     if encoder.text is not None:
-        encoder.cut_by(cutter, followed)
+        encoder.cut_by(cutter, followed, tokens)
     notes = [*notes, *encoder.report(problems, table.rows), *encoder.suspicions(table)]
     if isinstance(schema, str) and not os.path.exists(schema):
         write_schema(Path(schema), encoder.encoding())
 
     def pieces() -> Iterator[Piece]:
         for block in rows(None):
-            piece = encoder.piece(block, cutter, problems)
+            piece = encoder.piece(block, cutter, problems, tokens)
             if piece is not None:
                 yield piece
 
     source = collect(pieces(), name, problems, skip=skip, classes=encoder.classes,
                      regression=encoder.regression, shape=shape, clients=clients, notes=notes)
     names = None if source.classes is None else list(source.classes)
-    return replace(source, encoding={**encoder.encoding(), "classes": names}, notes=(*source.notes, *cutter.notes()),
-                   features=encoder.features(table.rows, length))
+    source = replace(source, encoding={**encoder.encoding(), "classes": names}, notes=(*source.notes, *cutter.notes()),
+                     features=encoder.features(table.rows, length))
+    return source if tokens is None else tokens.finished(source, cutter)
 
 
 class _ColumnEncoder:
@@ -191,11 +201,14 @@ class _ColumnEncoder:
         more = (("scale", self.scale), ("constant", self.constant), ("fill", self.fill), ("group", self.group))
         return made | {k: v for k, v in more if v is not None} | self.tokens
 
-    def cut_by(self, cutter: Cutter, schema: Encoding | None) -> None:
+    def cut_by(self, cutter: Cutter, schema: Encoding | None, task: TokenTask | None = None) -> None:
         """Texts are cut so; another way than that of the schema that is followed is refused."""
-        self.tokens = {"text": self.text, **cutter.encoding()}
-        for option in ("tokenizer", "words", "length"):
-            told, given = (schema or {}).get(option), self.tokens[option]
+        asked = {} if task is None else {"task": task.name}
+        self.tokens = {"text": self.text, **cutter.encoding(), **asked}
+        if schema is not None and "tokenizer" in schema:
+            require_same(schema, self.tokens, self.by)
+        for option in ("tokenizer", "words", "length", "task"):
+            told, given = (schema or {}).get(option), self.tokens.get(option)
             own = option == "tokenizer" and told not in RULES  # somebody's function, which may lie elsewhere here
             if told is not None and told != given and not own:
                 raise CoterieError(f"texts are cut with {option}={told} by {self.by}, and with {option}={given} here; "
@@ -356,7 +369,9 @@ class _ColumnEncoder:
                 made.append(Feature(column, kind, 1, low, high, missing=missing))
         return tuple(made)
 
-    def piece(self, block: Rows, cutter: Cutter, problems: Problems) -> Piece | None:
+    def piece(
+        self, block: Rows, cutter: Cutter, problems: Problems, task: TokenTask | None = None
+    ) -> Piece | None:
         good = np.ones(len(block), dtype=bool)
         for column in dict.fromkeys([*self.columns, self.client, self.split, self.group]):
             if column is None or (self.fill is not None and self.text is None and column in self.columns
@@ -377,8 +392,15 @@ class _ColumnEncoder:
             client = names(clients_of(Rows(block.places, {self.client: kept[self.client]}), self.client))
         group = None if self.group is None else names(
             clients_of(Rows(block.places, {self.group: kept[self.group]}), self.group))
-        return Piece(self._features(kept, cutter), self._labels(kept[str(self.label)]), block.where,
-                     client, None if split is None else split[good], group, block.places.only(good))
+        split, places = None if split is None else split[good], block.places.only(good)
+        labels = self._labels(kept[str(self.label)])
+        if task is None:
+            return Piece(self._features(kept, cutter), labels, block.where, client, split, group, places)
+        x, of = task.samples(kept[str(self.text)].tolist(), cutter)
+        if not len(of):
+            return None
+        client, split, group = (None if each is None else each[of] for each in (client, split, group))
+        return Piece(x, labels[of], block.where, client, split, group, places.only(of))
 
     def _finite(self, block: Rows, good: Array, problems: Problems) -> None:
         """Strike rows with a number that is infinite, or too large for float32."""
