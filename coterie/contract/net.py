@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from coterie import memory, streams
+from coterie.contract import stored
 from coterie.contract.frozen import duplicate, frozen_layers, frozen_tensors, same_values
 from coterie.contract.layout import Entry, Layout
 from coterie.contract.units import Unit
@@ -173,9 +174,11 @@ class Net:
             )
 
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move the module to a device, and what is frozen of it to the number format of rows."""
+        """Move the module to a device, and what is frozen of it to the number format of rows, unless it is stored in
+        another on purpose."""
+        kept = stored.place(self.whole, dtype)
         for tensor in frozen_tensors(self.whole.to(device)).values():
-            if tensor.is_floating_point():
+            if tensor.is_floating_point() and id(tensor) not in kept:
                 tensor.data = tensor.data.to(dtype)
 
     # -- what methods call -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie import files
+from coterie.contract.layout import declare_head
 from coterie.errors import CoterieError
 from coterie.models.pretrained.packages import weightless
 
@@ -66,7 +68,7 @@ class Folder(nn.Module):
         length = there.shape[1]
         if not prepared:
             return torch.ones_like(there, dtype=torch.int64) if self.causal else there.to(torch.int64)
-        dtype = self.base.get_input_embeddings().weight.dtype  # type: ignore[operator, union-attr]
+        dtype = self.base.get_input_embeddings().weight.dtype  # type: ignore[operator]
         if self.causal:
             seen = torch.ones(length, length, dtype=torch.bool, device=there.device).tril()[None, None]
         else:
@@ -112,12 +114,8 @@ def _config(path: Path) -> Any:
         held = ", ".join(sorted(p.name for p in path.iterdir())[:9])
         raise CoterieError(f"{path} holds no .safetensors, only {held}; write the model anew with "
                            "model.save_pretrained(...), which makes one.")
-    try:
-        from transformers import AutoConfig
-    except ImportError as reason:
-        raise CoterieError(f"models of Hugging Face's folders need transformers: {INSTALL}") from reason
     with _told(path):
-        config = AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        config = _transformers().AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     for name, value in vars(config).items():
         if ("drop" in name) and isinstance(value, int | float):  # attention_dropout, resid_pdrop, layerdrop, ...
             setattr(config, name, 0.0)
@@ -127,9 +125,7 @@ def _config(path: Path) -> Any:
 
 def _predicts_next(config: Any, path: str) -> bool:
     """Whether each token sees only those before it."""
-    from transformers.models.auto import modeling_auto as known
-
-    name = config.model_type
+    known, name = _transformers("models.auto.modeling_auto"), config.model_type
     masked, causal = name in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES, name in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if config.is_encoder_decoder or not (masked or causal):
         raise CoterieError(f"the model in {path} is a {name}; encoders of text and models that predict the next token "
@@ -139,9 +135,7 @@ def _predicts_next(config: Any, path: str) -> bool:
 
 def _built(path: Path, config: Any, speaks: bool) -> nn.Module:
     """The model with the folder's weights; on the meta device, without."""
-    from transformers import AutoModel, AutoModelForCausalLM
-
-    kind: Any = AutoModelForCausalLM if speaks else AutoModel
+    kind = _transformers().AutoModelForCausalLM if speaks else _transformers().AutoModel
     with _told(path):
         if weightless():
             model: nn.Module = kind.from_config(config, trust_remote_code=False, attn_implementation="eager")
@@ -164,12 +158,12 @@ def _with_linear_layers(model: nn.Module) -> nn.Module:
     """GPT-2's own linear layers, whose weights lie on their side `[inputs, outputs]`, as PyTorch's."""
     for sub in list(model.modules()):
         for name, child in sub._modules.items():
-            if type(child).__name__ == "Conv1D" and type(child).__module__ == "transformers.pytorch_utils":
-                weight, bias = child.weight, child.bias
+            if child is not None and type(child).__name__ == "Conv1D" and type(child).__module__ == "transformers.pytorch_utils":
+                found = dict(child.named_parameters())  # weight and bias
+                inputs, outputs = found["weight"].shape
                 with torch.device("meta"):
-                    layer = nn.Linear(weight.shape[0], weight.shape[1])  # type: ignore[arg-type, index]
-                layer.weight = nn.Parameter(weight.detach().T.contiguous())  # type: ignore[operator, union-attr]
-                layer.bias = bias  # type: ignore[assignment]
+                    layer = nn.Linear(inputs, outputs)
+                layer.weight, layer.bias = nn.Parameter(found["weight"].detach().T.contiguous()), found["bias"]
                 setattr(sub, name, layer)
     return model
 
@@ -187,14 +181,21 @@ def _own_head(module: Folder) -> None:
     """The layer that makes the model's own scores is the head."""
     wanted = module.base.get_output_embeddings()  # type: ignore[operator]
     names = [name for name, sub in module.named_modules() if sub is wanted]
-    module.parts = {"head": names[0]}  # type: ignore[assignment]
+    declare_head(module, names[0])
+
+
+def _transformers(module: str = "") -> Any:
+    """The library, or a module of it, which only these models need."""
+    try:
+        return importlib.import_module(f"transformers.{module}" if module else "transformers")
+    except ImportError as reason:
+        raise CoterieError(f"models of Hugging Face's folders need transformers: {INSTALL}") from reason
 
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
     """Without what transformers prints; what it cannot read becomes a sentence."""
-    from transformers.utils import logging
-
+    logging = _transformers("utils.logging")
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

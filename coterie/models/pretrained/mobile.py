@@ -144,16 +144,27 @@ def folded(module: Residuals, tensors: dict[str, Tensor], names: Names, eps: flo
     return found
 
 
+@dataclass(frozen=True)
+class Release:
+    """How published weights are written, and what they were trained on."""
+
+    names: Names
+    eps: float  # of the normalisation
+    late: bool  # whether padding is TensorFlow's
+    mean: tuple[float, ...]  # of pixels from 0 to 1, by channel
+    deviation: tuple[float, ...]
+
+
+TORCH = Release(mobile_names, 1e-5, False, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+TENSORFLOW = Release(lite_names, 1e-3, True, (127 / 255,) * 3, (128 / 255,) * 3)
+
+
 class Vision(nn.Module):
     """Images `[B, 1 or 3, H, W]` with pixels from 0 to 1 -> scores, by a backbone of ImageNet and a fresh head."""
 
     name: ClassVar[str]
     stages: ClassVar[tuple[Stage, ...]]
-    late: ClassVar[bool] = True
-    names: ClassVar[Names] = staticmethod(lite_names)
-    eps: ClassVar[float] = 1e-3
-    mean: ClassVar[tuple[float, ...]] = (127 / 255,) * 3
-    deviation: ClassVar[tuple[float, ...]] = (128 / 255,) * 3
+    release: ClassVar[Release] = TENSORFLOW
     centre: Tensor
     spread: Tensor
 
@@ -164,14 +175,15 @@ class Vision(nn.Module):
         if any(side < STEP or side % STEP for side in shape[1:]):
             raise CoterieError(f"{self.name} needs images whose sides are multiples of {STEP}, not "
                                f"{shape[2]}x{shape[1]}; scale them, e.g. --data FOLDER:size=96")
+        release = self.release
         with torch.device("meta"):
-            base = Residuals(self.stages, self.late)
+            base = Residuals(self.stages, release.late)
         path = packages.found(packages.WEIGHTS[self.name], f"the model {self.name}")
         if not packages.weightless():
-            packages.filled(base, folded(base, packages.read(path), type(self).names, self.eps), path)
+            packages.filled(base, folded(base, packages.read(path), release.names, release.eps), path)
         self.base = base
-        self.register_buffer("centre", torch.tensor(self.mean)[:, None, None], persistent=False)
-        self.register_buffer("spread", torch.tensor(self.deviation)[:, None, None], persistent=False)
+        self.register_buffer("centre", torch.tensor(release.mean)[:, None, None], persistent=False)
+        self.register_buffer("spread", torch.tensor(release.deviation)[:, None, None], persistent=False)
         self.head = nn.Linear(FEATURES, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -182,8 +194,7 @@ class Vision(nn.Module):
 class MobileNetV2(Vision):
     """MobileNetV2, 2.2 million numbers, and a fresh head."""
 
-    name, stages, late, names, eps = "mobilenetv2", MOBILE, False, staticmethod(mobile_names), 1e-5
-    mean, deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    name, stages, release = "mobilenetv2", MOBILE, TORCH
 
 
 class EfficientNetLite0(Vision):

@@ -85,8 +85,11 @@ def found(wanted: Packaged, what: str) -> Path:
 @lru_cache(maxsize=32)
 def _sha256(path: Path, size: int, changed: int) -> str:
     """Of a file of this size that was changed at this time: a run builds its model several times."""
+    total = hashlib.sha256()
     with files.opened_bytes(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            total.update(block)
+    return total.hexdigest()
 
 
 def read(path: Path) -> dict[str, Tensor]:
