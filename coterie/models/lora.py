@@ -73,8 +73,8 @@ class LoRA:
             raise CoterieError(f"scaling={self.scaling} says how the scale follows from alpha; give alpha as well, "
                                f"e.g. lora:rank={self.rank},alpha=16,scaling={self.scaling}.")
         if self.base == "trains" and self.backbone != "float32":
-            raise CoterieError(f"backbone={self.backbone} stores what is frozen, and with base=trains nothing is; leave "
-                               "one of the two out.")
+            raise CoterieError(f"backbone={self.backbone} stores what is frozen, and with base=trains nothing is; "
+                               "leave one of the two out.")
 
     @classmethod
     def of(cls, text: str) -> LoRA:

@@ -16,9 +16,9 @@ APART = 1e4
 OUTSIDE = {"words": "embeddings.word_embeddings", "places": "embeddings.position_embeddings",
            "norm": "embeddings.LayerNorm"}
 INSIDE = {
-    "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value", "out": "attention.output.dense",
-    "norm1": "attention.output.LayerNorm", "up": "intermediate.dense", "down": "output.dense",
-    "norm2": "output.LayerNorm",
+    "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
+    "out": "attention.output.dense", "norm1": "attention.output.LayerNorm", "up": "intermediate.dense",
+    "down": "output.dense", "norm2": "output.LayerNorm",
 }
 """Layer -> its name in published files, of the whole and of each block."""
 
@@ -118,8 +118,8 @@ class MiniLM(nn.Module):
         words = base.embeddings.words
         longest = base.embeddings.places.num_embeddings
         if inputs > longest:
-            raise CoterieError(f"minilm reads texts of {longest} tokens at most, and these have {inputs}; cut them with "
-                               f"length={longest} or less.")
+            raise CoterieError(f"minilm reads texts of {longest} tokens at most, and these have {inputs}; cut them "
+                               f"with length={longest} or less.")
         path = packages.found(packages.WEIGHTS["minilm"], "the model minilm")
         if not packages.weightless():
             packages.filled(base, from_published(base, packages.read(path)), path)

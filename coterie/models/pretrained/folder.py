@@ -25,8 +25,8 @@ class Folder(nn.Module):
     """Token numbers `[B, L]`, 0 for padding at the end of a text -> scores.
 
     Where the outputs are as many as the words of a model that predicts the next one, they are its own, `[B, L, words]`;
-    else the last layer's outputs are averaged over the tokens that are no padding, and a fresh linear layer is the head.
-    Dropout of the model's own is off.
+    else the last layer's outputs are averaged over the tokens that are no padding, and a fresh linear layer is the
+    head. Dropout of the model's own is off.
     """
 
     def __init__(self, path: str, inputs: int, outputs: int) -> None:
@@ -85,7 +85,8 @@ class Folder(nn.Module):
         self.base.eval()
         try:
             with torch.no_grad():
-                one, two = (self.base(input_ids=tokens, attention_mask=self._mask(there, way))[0] for way in (True, False))
+                masks = (self._mask(there, way) for way in (True, False))
+                one, two = (self.base(input_ids=tokens, attention_mask=mask)[0] for mask in masks)
             return bool(torch.allclose(one[there], two[there], rtol=1e-4, atol=1e-4))
         except Exception:  # versions and models that want the usual mask say so in their own ways
             return False
@@ -103,8 +104,8 @@ def _config(path: Path) -> Any:
         raise CoterieError(f"{path} holds no model of Hugging Face: there is no config.json in it.")
     said = files.read_json(path / "config.json")
     if "auto_map" in said:
-        raise CoterieError(f"the model in {path} needs code of its own (auto_map in its config.json), which is not run; "
-                           "models that transformers builds itself can be used.")
+        raise CoterieError(f"the model in {path} needs code of its own (auto_map in its config.json), which is not "
+                           "run; models that transformers builds itself can be used.")
     if "quantization_config" in said:
         raise CoterieError(f"the model in {path} is quantised, which is not read; save it as it was before that.")
     if (path / "adapter_config.json").exists():
@@ -147,19 +148,20 @@ def _built(path: Path, config: Any, speaks: bool) -> nn.Module:
             )
             lacking = set(found["missing_keys"])
     if getattr(model, "pooler", None) is not None:
-        model.pooler = None  # type: ignore[assignment]  # a layer that nothing here asks for
+        setattr(model, "pooler", None)  # noqa: B010  # a layer that nothing here asks for
     if lacking := {name for name in lacking if not name.startswith("pooler.")}:
-        raise CoterieError(f"the weights in {path} lack {', '.join(sorted(lacking)[:3])} of what its config.json says the "
-                           "model has.")
+        raise CoterieError(f"the weights in {path} lack {', '.join(sorted(lacking)[:3])} of what its config.json says "
+                           "the model has.")
     return _with_linear_layers(model.to(torch.float32)).train()
 
 
 def _with_linear_layers(model: nn.Module) -> nn.Module:
     """GPT-2's own linear layers, whose weights lie on their side `[inputs, outputs]`, as PyTorch's."""
+    turned = _transformers("pytorch_utils").Conv1D
     for sub in list(model.modules()):
         for name, child in sub._modules.items():
-            if child is not None and type(child).__name__ == "Conv1D" and type(child).__module__ == "transformers.pytorch_utils":
-                found = dict(child.named_parameters())  # weight and bias
+            if type(child) is turned:
+                found = dict(sub.get_submodule(name).named_parameters())  # weight and bias
                 inputs, outputs = found["weight"].shape
                 with torch.device("meta"):
                     layer = nn.Linear(inputs, outputs)
@@ -173,7 +175,7 @@ def _longest(model: nn.Module, config: Any) -> int:
     longest = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
     for name, sub in model.named_modules():
         if name.endswith("position_embeddings") and getattr(sub, "padding_idx", None) is not None:
-            return longest - int(sub.padding_idx) - 1  # type: ignore[arg-type]
+            return longest - int(sub.padding_idx) - 1
     return longest
 
 
