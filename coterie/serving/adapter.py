@@ -144,7 +144,8 @@ def _config(module: nn.Module, found: list[_Found], head: str | None, model: Por
     ranks, alphas = [one.rank for one in found], [_whole(one.alpha) for one in found]
     rank, alpha = max(ranks, key=ranks.count), max(alphas, key=alphas.count)
     names = [one.published for one in found]
-    others = [p for name, _ in module.named_modules() if (p := _published(module, name)) and p not in names]
+    plain = [name for name, sub in lora.merged(module).named_modules() if lora.kind_of(sub) is not None]
+    others = [p for name in plain if (p := _published(module, name)) and p not in names]
     # PEFT takes a layer by the end of its name; where that would take more of them, it gets a pattern of the whole.
     blurred = any(other.endswith(f".{name}") for other in others + names for name in names)
     key = {name: f"^{re.escape(name)}" if blurred else name for name in names}

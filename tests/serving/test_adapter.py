@@ -16,6 +16,7 @@ from coterie.contract.layout import Layout
 from coterie.errors import CoterieError
 from coterie.models import model
 from coterie.models.lora import adapted
+from coterie.models.pretrained import bert, packages
 from coterie.running.saved import Saved
 from coterie.serving import adapter
 from coterie.serving.portable import Portable, of_run, read_model
@@ -175,7 +176,7 @@ TEXTS = torch.tensor([[3, 4, 5, 6, 7, 8], [9, 10, 11, 12, 13, 14]])
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
 def test_a_folders_adapter_goes_on_the_same_folder(kind, tmp_path):
     """PEFT puts it on what transformers makes of the folder: the names are transformers' own. An encoder's head lies
-    beside, for the mean over the tokens; a causal model's own head, where it is no table of words, is among the rest."""
+    beside, for the mean over the tokens; a causal model's own head, where it is no table of words, is among them."""
     t = pytest.importorskip("transformers", reason="pip install 'coterie[hf]'")
     torch.manual_seed(0)
     base = {
@@ -204,6 +205,26 @@ def test_a_folders_adapter_goes_on_the_same_folder(kind, tmp_path):
             assert config["modules_to_save"] == (["lm_head"] if kind == "llama" else None)
         torch.testing.assert_close(found, mine.outputs(TEXTS), rtol=1e-5, atol=1e-5)
     assert config["base_model_name_or_path"] == str(tmp_path / kind)
+
+
+def test_minilms_adapter_goes_on_transformers_bert(tmp_path, monkeypatch):
+    """Its layers have other names here; in the file they are called as in the published model."""
+    t = pytest.importorskip("transformers", reason="pip install 'coterie[hf]'")
+    torch.manual_seed(0)
+    sizes = {"width": 16, "heads": 4, "inner": 24, "layers": 2, "longest": 32, "vocabulary": 50}
+    theirs = t.BertModel(t.BertConfig(**SIZES)).eval()
+    theirs.save_pretrained(tmp_path / "bert")
+    monkeypatch.setattr(bert.MiniLM, "architecture", staticmethod(lambda: bert.Bert(**sizes)))
+    monkeypatch.setattr(packages, "found", lambda wanted, what: tmp_path / "bert" / "model.safetensors")
+    mine = portable(model("minilm", (6,), 4), "lora:rank=2,targets=q+v(rank=3)+up", "minilm", (6,), 4, TEXTS)
+    adapter.export_peft(mine, tmp_path / "peft")
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert "encoder.layer.0.attention.self.query" in config["target_modules"]
+    head = nn.Linear(16, 4)
+    head.load_state_dict(load_file(tmp_path / "peft" / "head.safetensors"))
+    with torch.no_grad():
+        found = head(peft_of(theirs, tmp_path / "peft")(TEXTS).last_hidden_state.mean(1))
+        torch.testing.assert_close(found, mine.outputs(TEXTS), rtol=1e-5, atol=1e-5)
 
 
 def test_the_facts_beside_an_adapter(tmp_path, monkeypatch):

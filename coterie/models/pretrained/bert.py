@@ -87,12 +87,12 @@ def present(h: Tensor) -> Tensor:
 
 
 def published_name(name: str) -> str:
-    """What the library that published BERT calls a layer of `Bert`, or a tensor in it."""
-    found = re.fullmatch(r"blocks\.(\d+)\.(\w+)(.*)", name)
-    if found:
+    """What published files call a layer of `Bert`, or a tensor in it."""
+    if found := re.fullmatch(r"blocks\.(\d+)\.(\w+)(.*)", name):
         return f"encoder.layer.{found[1]}.{INSIDE[found[2]]}{found[3]}"
-    _, layer, *rest = name.split(".")
-    return ".".join([OUTSIDE[layer], *rest])
+    if found := re.fullmatch(r"embeddings\.(\w+)(.*)", name):
+        return f"{OUTSIDE[found[1]]}{found[2]}"
+    raise KeyError(name)
 
 
 def from_published(module: Bert, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
