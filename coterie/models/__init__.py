@@ -18,7 +18,7 @@ from coterie.models.cnn import CNN
 from coterie.models.linear import Linear
 from coterie.models.mlp import MLP
 from coterie.models.pretrained import PRETRAINED
-from coterie.models.pretrained.folder import Folder
+from coterie.models.pretrained.folder import HuggingFace
 from coterie.models.resnet import ResNet18
 from coterie.models.sensor import SensorCNN
 from coterie.models.text import FastText, TextCNN
@@ -43,7 +43,7 @@ def model(name: str, shape: Sequence[int], outputs: int, **options: Any) -> Call
         return _from_file(Path(file[0]), file[1], tuple(shape), outputs, options)
     known = {**MODELS, **PRETRAINED}
     if folder := files.in_folder(name):
-        chosen: Callable[..., nn.Module] = partial(Folder, folder[0])
+        chosen: Callable[..., nn.Module] = partial(HuggingFace, folder[0])
     elif name in known:
         chosen = known[name]
     else:

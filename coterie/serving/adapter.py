@@ -32,7 +32,7 @@ TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
-class _Found:
+class _AdaptedLayer:
     """An adapted layer: its name in the module, and in the model as PEFT loads it."""
 
     name: str
@@ -50,7 +50,7 @@ class _Found:
 
     def tensors(self) -> dict[str, Tensor]:
         """A and B under PEFT's names; those of an embedding are called otherwise."""
-        words = isinstance(self.layer.base, nn.Embedding)
+        words = isinstance(self.layer.lora, lora.EmbeddingFactors)
         a, b = ("lora_embedding_A", "lora_embedding_B") if words else ("lora_A.weight", "lora_B.weight")
         factors = {a: self.layer.lora.A, b: self.layer.lora.B}
         return {f"{BEFORE}{self.published}.{name}": t.detach().clone() for name, t in factors.items()}
@@ -115,7 +115,7 @@ def _published(module: nn.Module, name: str) -> str | None:
     return cast("str | None", given(name)) if callable(given) else name
 
 
-def _found(module: nn.Module, layout: Layout) -> list[_Found]:
+def _found(module: nn.Module, layout: Layout) -> list[_AdaptedLayer]:
     """The adapted layers; raises where there are none, or one that others' model does not have."""
     found = []
     for name, layer in _adapted(module):
@@ -123,14 +123,14 @@ def _found(module: nn.Module, layout: Layout) -> list[_Found]:
         if published is None:
             raise CoterieError(f"layer '{name}' is no layer of the backbone, so its adapter has no place in PEFT's "
                                "format; write the whole model, with --merged where plain layers are wanted.")
-        found.append(_Found(name, published, layer))
+        found.append(_AdaptedLayer(name, published, layer))
     if not found:
         raise CoterieError("the model has no adapters, so there is nothing to write in PEFT's format; train it with "
                            "--adapter lora:rank=8, or leave --format peft out.")
     return found
 
 
-def _refuse_others(layout: Layout, found: Iterable[_Found], head: str | None) -> None:
+def _refuse_others(layout: Layout, found: Iterable[_AdaptedLayer], head: str | None) -> None:
     """An adapter and a head say nothing of what else trained."""
     places = [f"{one.name}.lora" for one in found] + ([] if head is None else [head])
     other = [entry.name for entry in layout.entries if not any(under(entry.name, place) for place in places)]
@@ -139,7 +139,7 @@ def _refuse_others(layout: Layout, found: Iterable[_Found], head: str | None) ->
                            "the whole model: --merged, with another --format.")
 
 
-def _config(module: nn.Module, found: list[_Found], head: str | None, model: Portable) -> dict[str, Any]:
+def _config(module: nn.Module, found: list[_AdaptedLayer], head: str | None, model: Portable) -> dict[str, Any]:
     """adapter_config.json."""
     ranks, alphas = [one.rank for one in found], [_whole(one.alpha) for one in found]
     rank, alpha = max(ranks, key=ranks.count), max(alphas, key=alphas.count)
@@ -182,7 +182,7 @@ def _trains(head: str | None, layout: Layout) -> bool:
     return head is not None and any(under(entry.name, head) for entry in layout.entries)
 
 
-def _write(folder: Path, module: nn.Module, found: list[_Found], head: str | None, model: Portable) -> None:
+def _write(folder: Path, module: nn.Module, found: list[_AdaptedLayer], head: str | None, model: Portable) -> None:
     """The folder's files; the head goes among PEFT's tensors where the model as others load it has it, else beside."""
     tensors = {name: t for one in found for name, t in one.tensors().items()}
     beside: dict[str, Tensor] = {}
@@ -202,7 +202,7 @@ def _write(folder: Path, module: nn.Module, found: list[_Found], head: str | Non
     files.write_json(folder / FACTS, {**model.facts, **told})
 
 
-def _apart(folder: Path, module: nn.Module, found: list[_Found], head: str | None, model: Portable) -> float:
+def _apart(folder: Path, module: nn.Module, found: list[_AdaptedLayer], head: str | None, model: Portable) -> float:
     """The largest difference of outputs between the model and its backbone with what the folder says, merged."""
     config, tensors = files.read_json(folder / CONFIG), checkpoint.load(folder / TENSORS)[0]
     beside = checkpoint.load(folder / HEAD)[0] if (folder / HEAD).exists() else {}
@@ -214,7 +214,7 @@ def _apart(folder: Path, module: nn.Module, found: list[_Found], head: str | Non
         product = alpha / rank * (b.flatten(1) @ a.flatten(1))
         base, layer = widen(duplicate(one.layer.base)), plain.get_submodule(one.name)
         weight = cast("Tensor", base.weight)
-        turned = product.T if isinstance(base, nn.Embedding) else product
+        turned = product.T if isinstance(one.layer.lora, lora.EmbeddingFactors) else product
         layer.weight = nn.Parameter(weight.detach() + turned.reshape(weight.shape))
     if head is not None:
         written = _published(module, head)

@@ -23,7 +23,7 @@ INSIDE = {
 """Layer -> its name in published files, of the whole and of each block."""
 
 
-class Block(nn.Module):
+class BertLayer(nn.Module):
     """A layer of the encoder, `[B, L, d] -> [B, L, d]`: attention, then two linear layers, each with a residual.
 
     A padding token is a row of zeros, on the way in and out. So what a block gives holds the mask as well, and the
@@ -49,7 +49,7 @@ class Block(nn.Module):
         return found
 
 
-class Embeddings(nn.Module):
+class BertEmbeddings(nn.Module):
     """`[B, L]` tokens -> `[B, L, d]`: words plus places, normalised; padding is zero."""
 
     def __init__(self, vocabulary: int, longest: int, width: int, eps: float) -> None:
@@ -72,8 +72,8 @@ class Bert(nn.Module):
         layers: int = 6, eps: float = 1e-12,
     ) -> None:
         super().__init__()
-        self.embeddings = Embeddings(vocabulary, longest, width, eps)
-        self.blocks = nn.Sequential(*(Block(width, heads, inner, eps) for _ in range(layers)))
+        self.embeddings = BertEmbeddings(vocabulary, longest, width, eps)
+        self.blocks = nn.Sequential(*(BertLayer(width, heads, inner, eps) for _ in range(layers)))
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.blocks(self.embeddings(x.flatten(1)))

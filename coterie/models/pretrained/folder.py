@@ -21,7 +21,7 @@ TRIED = 4
 """Tokens of the text on which the prepared mask is tried."""
 
 
-class Folder(nn.Module):
+class HuggingFace(nn.Module):
     """Token numbers `[B, L]`, 0 for padding at the end of a text -> scores.
 
     Where the outputs are as many as the words of a model that predicts the next one, they are its own, `[B, L, words]`;
@@ -179,7 +179,7 @@ def _longest(model: nn.Module, config: Any) -> int:
     return longest
 
 
-def _own_head(module: Folder) -> None:
+def _own_head(module: HuggingFace) -> None:
     """The layer that makes the model's own scores is the head."""
     wanted = module.base.get_output_embeddings()  # type: ignore[operator]
     names = [name for name, sub in module.named_modules() if sub is wanted]

@@ -68,7 +68,7 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int, groups: int
                          nn.Conv2d(inputs, outputs, kernel, stride, groups=groups))
 
 
-class Block(nn.Module):
+class InvertedResidual(nn.Module):
     """Widen, a convolution channel by channel, and narrow; with a residual where the shape stays."""
 
     def __init__(self, inputs: int, stage: Stage, stride: int, late: bool) -> None:
@@ -95,7 +95,7 @@ class Residuals(nn.Module):
         blocks, width = list[nn.Module](), 32
         for stage in stages:
             for number in range(stage.repeat):
-                blocks.append(Block(width, stage, 1 if number else stage.stride, late))
+                blocks.append(InvertedResidual(width, stage, 1 if number else stage.stride, late))
                 width = stage.channels
         self.blocks = nn.Sequential(*blocks)
         self.last = convolution(width, FEATURES, 1, 1, 1, late)
