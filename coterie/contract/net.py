@@ -385,7 +385,7 @@ class Net:
         try:
             with self.noise(stream), torch.no_grad():
                 return self(row, x)
-        except (RuntimeError, TypeError, ValueError) as reason:
+        except (RuntimeError, TypeError, ValueError, IndexError) as reason:
             tokens = "" if x.is_floating_point() else (
                 "; samples of whole numbers, such as texts, need a model that looks them up: --model fasttext")
             raise CoterieError(

@@ -123,6 +123,7 @@ class MiniLM(nn.Module):
         path = packages.found(packages.WEIGHTS["minilm"], "the model minilm")
         if not packages.weightless():
             packages.filled(base, from_published(base, packages.read(path)), path)
+        self.vocabulary = words.num_embeddings
         self.base = base
         self.head = nn.Linear(words.embedding_dim, outputs)
 

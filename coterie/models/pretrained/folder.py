@@ -33,7 +33,8 @@ class HuggingFace(nn.Module):
         super().__init__()
         config = _config(Path(path))
         self.causal = _predicts_next(config, path)
-        self.speaks = self.causal and outputs == config.vocab_size
+        self.vocabulary = int(config.vocab_size)
+        self.speaks = self.causal and outputs == self.vocabulary
         self.padding = int(config.pad_token_id or 0)
         self.base = _built(Path(path), config, self.speaks)
         longest = _longest(self.base, config)

@@ -187,3 +187,16 @@ def test_roberta_reads_as_many_tokens_as_it_has_places_behind_its_padding(folder
 def test_how_a_folder_is_spelled():
     assert parse_options("hf:a/b") == ("hf:a/b", {})
     assert parse_options("hf:a/b:x=1") == ("hf:a/b", {"x": 1})
+
+
+def test_tokens_that_the_model_was_never_taught(folder, tiny):
+    """Another tokenizer's numbers would stop a run in its middle, or mean other words; 50 is the first one unknown."""
+    path, _ = folder("bert")
+    data = tiny.federation(kind="words")
+    data.x[0, 0] = 49
+    tiny.simulation("fedavg", model(f"hf:{path}", (6,), 3), data=data)
+    data.x[0, 0] = 50
+    with pytest.raises(CoterieError, match="token number 50, and the model knows 50 of them"):
+        tiny.simulation("fedavg", model(f"hf:{path}", (6,), 3), data=data)
+    with pytest.raises(CoterieError, match="reads texts as token numbers"):
+        tiny.simulation("fedavg", model(f"hf:{path}", (4,), 3))
