@@ -27,6 +27,16 @@ def in_file(spec: str) -> tuple[str, str, str] | None:
     return (f"{path}.py", name, more) if path and ending and re.fullmatch(r"\w+", name) else None
 
 
+FOLDER = "hf:"
+"""What a model in a folder of Hugging Face's format begins with."""
+
+
+def in_folder(spec: str) -> tuple[str, str] | None:
+    """Path, and what stands behind another colon, of `hf:PATH:options`; None where it names no folder."""
+    path, _, more = spec.removeprefix(FOLDER).partition(":")
+    return (path, more) if spec.startswith(FOLDER) and path else None
+
+
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 MOST = 256 << 20

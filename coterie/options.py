@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from coterie.errors import CoterieError, unknown
-from coterie.files import in_file
+from coterie.files import FOLDER, in_file, in_folder
 
 T = TypeVar("T")
 
@@ -302,10 +302,15 @@ def added(found: dict[str, str], key: str, value: str, where: str, lists: Iterab
 def parse_options(text: str) -> tuple[str, dict[str, Any]]:
     """`name:key=value,key=value` -> name and values as numbers where they look like numbers.
 
-    The name of something in a file holds a colon itself: `file.py:Name:key=value`.
+    The name of something in a file holds a colon itself, `file.py:Name:key=value`, and so does that of a folder,
+    `hf:PATH:key=value`.
     """
-    file = in_file(text)
-    name, _, rest = text.partition(":") if file is None else (f"{file[0]}:{file[1]}", ":", file[2])
+    if file := in_file(text):
+        name, rest = f"{file[0]}:{file[1]}", file[2]
+    elif folder := in_folder(text):
+        name, rest = f"{FOLDER}{folder[0]}", folder[1]
+    else:
+        name, _, rest = text.partition(":")
     found = split_options(rest, text)
     return name, {key: _plain(value) for key, value in found.items()}
 

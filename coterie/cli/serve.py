@@ -47,13 +47,15 @@ def personalize_command(
 @command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(help="A run folder, or a model.safetensors that coterie wrote.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write; a folder with peft.")],
     client: Annotated[str | None, typer.Option("--client", help="The model this client of the run uses.")] = None,
     model: Annotated[int | None, typer.Option("--model", help="The server's model of this number, from 0.")] = None,
     adapted: Annotated[bool, typer.Option("--adapted", help="The client's model after local training.")] = False,
     form: Annotated[
-        str | None, typer.Option("--format", help="safetensors, torchscript, torch-export or onnx; else by the ending.")
+        str | None,
+        typer.Option("--format", help="safetensors, torchscript, torch-export, onnx or peft; else by the ending."),
     ] = None,
+    merged: Annotated[bool, typer.Option("--merged", help="With the adapters merged into plain layers.")] = False,
     when: RoundOption = "chosen", trust: TrustOption = False,
     net: Annotated[
         str | None, typer.Option("--net", help="How the model is spelled, where the run or file does not know it.")
@@ -63,9 +65,11 @@ def export_command(
 
     The file is read back and must give the same outputs.
     """
-    from coterie.serving import export, portable
+    from coterie.serving import adapter, export, portable
 
     form = export.format_of(out, form)
+    if merged and form == adapter.PEFT:
+        raise CoterieError("PEFT's format holds the adapter alone, and --merged leaves none; give one of the two.")
     if run.is_dir():
         chosen = portable.of_run(opened_run(run, net, trust=trust), client, model, adapted, when)
     elif run.exists() and (client is not None or model is not None or adapted or when != "chosen"):
@@ -74,4 +78,5 @@ def export_command(
         )
     else:
         chosen = portable.read_model(run, net, trust)
-    tell(export.export_model(chosen, out, form))
+    chosen = adapter.merged(chosen) if merged else chosen
+    tell(adapter.export_peft(chosen, out) if form == adapter.PEFT else export.export_model(chosen, out, form))

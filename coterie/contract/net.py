@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from coterie import memory, streams
+from coterie.contract import stored
 from coterie.contract.frozen import duplicate, frozen_layers, frozen_tensors, same_values
 from coterie.contract.ground import Ground
 from coterie.contract.layout import Entry, Layout
@@ -186,9 +187,11 @@ class Net:
             )
 
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move the module to a device, and what is frozen of it to the number format of rows."""
+        """Move the module to a device, and what is frozen of it to the number format of rows, unless it is stored in
+        another on purpose."""
+        kept = stored.place(self.whole, dtype)
         for tensor in frozen_tensors(self.whole.to(device)).values():
-            if tensor.is_floating_point():
+            if tensor.is_floating_point() and id(tensor) not in kept:
                 tensor.data = tensor.data.to(dtype)
 
     # -- what methods call -----------------------------------------------------------------------------------------
@@ -397,7 +400,7 @@ class Net:
         try:
             with self.noise(stream), torch.no_grad():
                 return self(row, x)
-        except (RuntimeError, TypeError, ValueError) as reason:
+        except (RuntimeError, TypeError, ValueError, IndexError) as reason:
             tokens = "" if x.is_floating_point() else (
                 "; samples of whole numbers, such as texts, need a model that looks them up: --model fasttext")
             raise CoterieError(

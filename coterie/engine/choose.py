@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.contract.cohort import Init
 from coterie.contract.engine import Engine
@@ -40,6 +40,7 @@ def build(
     `several` clients make a stack worth trying; `earlier` choices of the same run are kept, so that a resumed run goes
     on with the same bits. `feeding` is what training does with samples beyond reading them.
     """
+    _require_known(init.module, federation)
     arithmetic, past = Arithmetic(precision), dict(earlier or {})
     if past.get("engine", engine) == "reference":
         net = Net(init.module, init.layout, task, arithmetic.bf16)
@@ -135,3 +136,15 @@ def _first(
 def _ready(t: Tensor, device: torch.device, arithmetic: Arithmetic) -> Tensor:
     """As the engine computes with it."""
     return t.to(device, arithmetic.dtype if t.is_floating_point() else None)
+
+
+def _require_known(module: nn.Module, federation: Federation) -> None:
+    """Raise where samples hold token numbers that a model, which says how many it knows, was never taught."""
+    known = next((n for m in module.modules() if isinstance(n := getattr(m, "vocabulary", None), int)), None)
+    if known is None or not federation.x.numel():
+        return
+    if federation.x.is_floating_point():
+        raise CoterieError("the model reads texts as token numbers, and the samples are other numbers.")
+    if (most := int(federation.x.max())) >= known:
+        raise CoterieError(f"the samples hold the token number {most}, and the model knows {known} of them, from 0; "
+                           "number the texts by the tokenizer that comes with the model.")

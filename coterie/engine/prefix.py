@@ -22,6 +22,7 @@ from coterie import memory
 from coterie.contract.frozen import frozen_layers
 from coterie.contract.layout import under
 from coterie.contract.net import Net, generator_state
+from coterie.contract.stored import is_stored
 from coterie.engine.arithmetic import Arithmetic
 from coterie.errors import counted
 
@@ -164,14 +165,15 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 class _Tracer(fx.Tracer):
-    """The head stays one call, whatever it is: a net looks at what enters it."""
+    """The head stays one call, whatever it is: a net looks at what enters it. So does a layer that widens its weights
+    by what it is given."""
 
     def __init__(self, head: str | None) -> None:
         super().__init__()
         self.head = head
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name == self.head or super().is_leaf_module(m, module_qualified_name)
+        return module_qualified_name == self.head or is_stored(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _traced(net: Net, row: Tensor, x: Tensor) -> Prefix | None:

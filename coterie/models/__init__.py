@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from coterie.errors import CoterieError, unknown
 from coterie.models.cnn import CNN
 from coterie.models.linear import Linear
 from coterie.models.mlp import MLP
+from coterie.models.pretrained import PRETRAINED
+from coterie.models.pretrained.folder import HuggingFace
 from coterie.models.resnet import ResNet18
 from coterie.models.sensor import SensorCNN
 from coterie.models.text import FastText, TextCNN
@@ -37,13 +40,18 @@ def model(name: str, shape: Sequence[int], outputs: int, **options: Any) -> Call
     """A factory for the model called `name`, for samples of `shape` (without the batch).
 
     `name` is one of MODELS, or `file.py:Net` for a class in a file (or a function that returns a module). Each call of
-    the factory draws fresh weights from torch's global generator.
+    the factory draws fresh weights from torch's global generator. Of a pretrained one, by its name or as `hf:PATH` for
+    a folder of Hugging Face's format, only the head is drawn.
     """
     if file := files.in_file(name):
         return _from_file(Path(file[0]), file[1], tuple(shape), outputs, options)
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    chosen = MODELS[name]
+    known = {**MODELS, **PRETRAINED}
+    if folder := files.in_folder(name):
+        chosen: Callable[..., nn.Module] = partial(HuggingFace, folder[0])
+    elif name in known:
+        chosen = known[name]
+    else:
+        raise unknown("model", name, [*known, "hf:FOLDER"])
     parameters = list(inspect.signature(chosen).parameters)
     _check_options(name, options, [p for p in parameters if p not in ("inputs", "shape", "outputs")])
     size = tuple(shape) if "shape" in parameters else prod(shape)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from coterie.contract.frozen import duplicate
 from coterie.contract.layout import declare_head, head_name, under
 from coterie.contract.patterns import Built, Extended
+from coterie.contract.stored import store, widen
 from coterie.errors import CoterieError, unknown
 from coterie.options import (
     BelowOne,
@@ -45,7 +46,7 @@ class LoRA:
     FORMER: ClassVar[dict[str, str]] = {}
     OTHER_WORDS: ClassVar[dict[str, str]] = {
         "r": "rank", "lorarank": "rank", "loraalpha": "alpha", "loradropout": "dropout", "targetmodules": "targets",
-        "modules": "targets", "layers": "targets", "userslora": "write scaling=rslora", "backbone": "base",
+        "modules": "targets", "layers": "targets", "userslora": "write scaling=rslora", "dtype": "backbone",
     }
 
     rank: CountOrZero = 8
@@ -62,12 +63,18 @@ class LoRA:
     """Share of an adapter's inputs that training sets to zero."""
     base: Literal["frozen", "trains"] = "frozen"
     """Whether all of the model but the adapters and the head is frozen, or trains beside them."""
+    backbone: Literal["float32", "bfloat16"] = "float32"
+    """How the weights of frozen layers are stored: bfloat16 takes half the memory and rounds each once, by at most
+    2^-8 of itself. Adapters, head and everything computed keep the run's precision."""
 
     def __post_init__(self) -> None:
         require_ranges(self)
         if self.scaling != "lora" and self.alpha is None:
             raise CoterieError(f"scaling={self.scaling} says how the scale follows from alpha; give alpha as well, "
                                f"e.g. lora:rank={self.rank},alpha=16,scaling={self.scaling}.")
+        if self.base == "trains" and self.backbone != "float32":
+            raise CoterieError(f"backbone={self.backbone} stores what is frozen, and with base=trains nothing is; "
+                               "leave one of the two out.")
 
     @classmethod
     def of(cls, text: str) -> LoRA:
@@ -310,7 +317,7 @@ class Adapted(nn.Module):
 
     def merged(self) -> nn.Module:
         """A layer of the original kind with the weight W + s B A."""
-        layer = copy.deepcopy(self.base)
+        layer = widen(copy.deepcopy(self.base))
         with torch.no_grad():
             cast("Tensor", layer.weight).copy_(self.weight)
         return layer
@@ -352,7 +359,7 @@ def _adapt(module: nn.Module, lora: LoRA, head: str | None) -> nn.Module:
         for name, child in sub._modules.items():
             if child in put:
                 setattr(sub, name, put[child])
-    return module
+    return store(module) if lora.backbone == "bfloat16" else module
 
 
 def _freeze_base(module: nn.Module, lora: LoRA, head: str | None) -> str | None:

@@ -91,7 +91,8 @@ class Experiment:
     data_seed: int = 0
     """Seed of partition and splits; it stays the same for all seeds of a comparison."""
     model: str = "mlp"
-    """`name:option=value,...`: linear, mlp, cnn, resnet18, textcnn, fasttext, sensor, or `file.py:Net:option=value`."""
+    """`name:option=value,...`: linear, mlp, cnn, resnet18, textcnn, fasttext, sensor, `file.py:Net:option=value`, or a
+    pretrained one: minilm, mobilenetv2, efficientnet-lite0, -lite1, -lite2, `hf:FOLDER`."""
     head: str | None = None
     """The layer that makes the scores, when it is not the last linear one."""
     adapter: str = ""

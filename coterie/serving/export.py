@@ -17,6 +17,7 @@ from coterie.contract.units import answering
 from coterie.errors import CoterieError, counted, unknown
 from coterie.running import checkpoint
 from coterie.running.chosen import CHOSEN
+from coterie.serving.adapter import PEFT
 from coterie.serving.portable import Portable, write_model
 
 FORMATS = {"safetensors": ".safetensors", "torchscript": ".pt", "torch-export": ".pt2", "onnx": ".onnx"}
@@ -58,8 +59,8 @@ def format_of(path: Path, wanted: str | None) -> str:
     if not path.parent.is_dir():
         raise CoterieError(f"{path} cannot be written: there is no folder {path.parent}.")
     if wanted is not None:
-        if wanted not in FORMATS:
-            raise unknown("format", wanted, FORMATS)
+        if wanted not in (*FORMATS, PEFT):
+            raise unknown("format", wanted, (*FORMATS, PEFT))
         return wanted
     found = next((name for name, ending in FORMATS.items() if path.suffix == ending), None)
     if found is None:

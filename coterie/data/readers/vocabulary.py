@@ -8,6 +8,7 @@ from typing import Any
 
 from coterie.errors import CoterieError
 from coterie.files import read_bytes
+from coterie.models.pretrained.packages import TOKENIZERS, tokenizer_file
 
 FILE = "tokenizer.json"
 LIBRARY = "tokenizers from files need the package tokenizers; install it with: pip install \"coterie[text]\""
@@ -18,8 +19,8 @@ MOST = 64 << 20
 
 
 def names_file(given: str) -> bool:
-    """Whether a tokenizer's spelling is that of a file, or of a folder with one."""
-    return given.endswith(".json") or Path(given).is_dir()
+    """Whether a tokenizer's spelling is that of a file, of a folder with one, or of a pretrained model that has one."""
+    return given in TOKENIZERS or given.endswith(".json") or Path(given).is_dir()
 
 
 class Vocabulary:
@@ -34,6 +35,8 @@ class Vocabulary:
         except ImportError as error:
             raise CoterieError(f"{LIBRARY}.") from error
         path = Path(given) / FILE if Path(given).is_dir() else Path(given)
+        if given in TOKENIZERS:
+            path = tokenizer_file(given)
         if not path.is_file():
             raise CoterieError(f"there is no tokenizer '{path}'; name the {FILE} that came with the model, or its "
                                "folder.")
