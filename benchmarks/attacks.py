@@ -136,7 +136,7 @@ def spoiled(sim: Simulation, attack: Attack) -> Simulation:
                    for i in range(len(n))}
         rows = getattr(server.state, "rows", None)
         expected = Expected(schema_of(answers["0"].tensors), server.method.uploads, 0 if rows is None else len(rows),
-                            constant=math.log(classes))
+                            sim.layout.rank, constant=math.log(classes))
         _, refused = judge(answers, expected, LIMITS)
         hostile = {name: why for name, why in refused.items() if int(name) >= len(n) - attack.hostile}
         if len(hostile) == len(refused) > 0:  # where honest sites have diverged, so has what is made of theirs

@@ -38,7 +38,7 @@ REASON = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 LANGUAGES = ("python", "console", "toml", "text", "equation")
 TO_WRITE = ("mine", "mix", "NAME", "GROUP")
-NOT_RUN = 34
+NOT_RUN = 35
 """How many blocks have a reason not to run; whoever adds one raises it on purpose."""
 GROUP = typer.main.get_command(app)
 COMMANDS = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}

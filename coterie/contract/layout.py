@@ -174,6 +174,11 @@ class Layout:
         return self.entries[-1].stop if self.entries else 0
 
     @cached_property
+    def rank(self) -> int:
+        """R, the rank of the largest low-rank adapter; 0 where there is none."""
+        return max((pair.rank for pair in self.pairs), default=0)
+
+    @cached_property
     def parts(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(entry.part for entry in self.entries + self.frozen))
 

@@ -30,11 +30,6 @@ ALL = "all"
 # -- words on columns --------------------------------------------------------------------------------------------------
 
 
-def highest(layout: Layout) -> int:
-    """R, the rank of the largest adapter."""
-    return max(pair.rank for pair in layout.pairs)
-
-
 def numbers(layout: Layout) -> Tensor:
     """`[D]`: which rank of its adapter each column belongs to, from 0; -1 for columns of no adapter."""
     found = torch.full((layout.size,), -1)
@@ -87,7 +82,7 @@ class Ranked(Method):
 
     def check(self, population: int, layout: Layout) -> None:
         self.refuse_unpaired(layout)
-        most = highest(layout)
+        most = layout.rank
         for rank in self.choice(layout):
             if rank > most:
                 raise CoterieError(f"{self.name}'s ranks={self.ranks} names rank {rank}, and the model's adapters have "
@@ -96,7 +91,7 @@ class Ranked(Method):
 
     def choice(self, layout: Layout) -> list[int]:
         """The ranks that are drawn from or dealt."""
-        return [self._rank(piece, highest(layout)) for piece in pieces(self.ranks, "+")]
+        return [self._rank(piece, layout.rank) for piece in pieces(self.ranks, "+")]
 
     def _rank(self, piece: str, most: int) -> int:
         """A rank from its spelling, where the adapter's is `most`; part of a rank counts as a whole one."""
@@ -133,8 +128,8 @@ class Truncated(Ranked):
     A client tells its rank when it arrives, and with what it uploads, as that may have changed.
     """
 
-    uploads = sent.fields(update=sent.Vectors(), rank=sent.Numbers(at_least=1))
-    introduces = sent.fields(rank=sent.Numbers(at_least=1))
+    uploads = sent.fields(update=sent.Vectors(), rank=sent.Ranks())
+    introduces = sent.fields(rank=sent.Ranks())
     down = up = "its ranks"
 
     def start(self, init: Init) -> Record:
@@ -167,7 +162,7 @@ class Truncated(Ranked):
         """How many clients have each rank, from 0 on."""
         if server.rank is None:
             return {}
-        most = highest(up.layout)  # more is what a site may say, and as much as this
+        most = up.layout.rank
         return {"clients_per_rank": torch.bincount(server.rank[:, 0].clamp(max=most), minlength=most + 1)}
 
     # -- words for `merge` -----------------------------------------------------------------------------------------
@@ -176,7 +171,7 @@ class Truncated(Ranked):
         """The ranks `[m, 1]` of the participants."""
         if self.unequal:
             return up.rank
-        return torch.full((len(up.update), 1), highest(up.layout), device=up.update.device)
+        return torch.full((len(up.update), 1), up.layout.rank, device=up.update.device)
 
     def padded(self, server: Cut, up: Uploads, updates: Tensor) -> Tensor:
         """`[m, D]`: the participants' models after these updates, with zeros in the ranks that they have not."""

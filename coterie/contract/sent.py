@@ -32,6 +32,8 @@ class Sender:
     """The client's training samples; None where it does not tell."""
     rows: int = 0
     """The models in the server's state `rows [K, ...]`, of which a client may name one."""
+    rank: int = 0
+    """The rank of the model's largest adapter, of which a client may have a part."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,16 @@ class Index(Values):
         if t.is_floating_point() or t.dtype == torch.bool:
             return "is no whole number"
         return below(t, 0) or beyond(t, sender.rows - 1)
+
+
+@dataclass(frozen=True)
+class Ranks(Values):
+    """Whole numbers from 1 to the rank of the model's largest adapter."""
+
+    def outside(self, t: Tensor, sender: Sender) -> str:
+        if t.is_floating_point() or t.dtype == torch.bool:
+            return "is no whole number"
+        return below(t, 1) or beyond(t, sender.rank)
 
 
 @dataclass(frozen=True)

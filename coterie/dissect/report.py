@@ -18,7 +18,7 @@ from coterie import files
 from coterie.dissect.answer import Found, answer, share_of_gain
 from coterie.dissect.measure import DISSECT, Dissection
 from coterie.evaluation.reading import direction, measured, number, shortly, shown
-from coterie.evaluation.stages import SEEN, SERVED, STAGES, unseen
+from coterie.evaluation.stages import SEEN, SERVED, STAGES, title, unseen
 from coterie.files import csv_text
 from coterie.report.screen import plain
 from coterie.report.table import MARKS, human_bytes
@@ -36,15 +36,15 @@ def table(made: Dissection) -> Table:
     stages = [stage for stage in SHOWN if found.get(stage)]
     scale = next(iter(found.values()))[0].case.scale
     seeds = made.asked.experiment.seeds
-    title = f"test {measured(scale)}, {direction(scale)}; the round chosen on validation data; {seeds} seed"
+    heading = f"test {measured(scale)}, {direction(scale)}; the round chosen on validation data; {seeds} seed"
     notes = [f"keeps: personal bytes of a client. sends: per client and round, both ways. gain: share of the gain, "
-             f"{_stage(made.asked.stage)}, mean over clients."]
+             f"{title(made.asked.stage)}, mean over clients."]
     if any(stage != made.asked.stage and stage.startswith("unseen") for stage in stages):
         notes.append("unseen: clients kept out of training, as served.")
     marked = {one.case.line.outcome for stage in stages for one in found[stage]}
     notes += [f"{mark}: {kind}; not ranked." for kind, mark in MARKS.items() if kind in marked]
     drawn = Table(
-        title=plain(title + ("" if seeds == 1 else "s")), caption=Text("\n".join(notes)), title_style="bold",
+        title=plain(heading + ("" if seeds == 1 else "s")), caption=Text("\n".join(notes)), title_style="bold",
         caption_style="dim", title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
         show_edge=False, pad_edge=False,
     )
@@ -75,10 +75,6 @@ def _cells(one: Found | None) -> list[str]:
     spread = f" ± {shown(line.scale, line.mean_spread)}" if line.seeds > 1 else ""
     mark = f"{MARKS[line.outcome]} " if line.outcome else ""
     return [mark + shown(line.scale, line.mean) + spread, shortly(line.scale, line.worst)]
-
-
-def _stage(stage: str) -> str:
-    return f"unseen clients, {stage.removeprefix('unseen_')}" if stage.startswith("unseen") else stage
 
 
 def _share(found: Mapping[str, Sequence[Found]], stage: str, name: str) -> float | None:

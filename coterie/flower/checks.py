@@ -102,6 +102,8 @@ class Expected:
     """What is declared of each tensor; of one that is not named, that its numbers are finite."""
     rows: int = 0
     """The models in the server's state that a client may name."""
+    rank: int = 0
+    """The rank of the model's largest adapter."""
     counted: bool = True
     """Whether clients tell how many samples they have."""
     constant: float = 1.0
@@ -140,7 +142,7 @@ def unsound(upload: Arrived, expected: Expected) -> Failure | None:
     if expected.counted and (isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= COUNTABLE):
         return rejected("n", f"the sample count is {plain(repr(n), 60)}, not a positive whole number"
                         + (f" up to {COUNTABLE}" if isinstance(n, int) and n > COUNTABLE else ""))
-    known = Sender(n if expected.counted else None, expected.rows)
+    known = Sender(n if expected.counted else None, expected.rows, expected.rank)
     for name in expected.schema:
         if told := expected.holds.get(name, Values()).wrong(upload.tensors[name][0], known):
             return rejected(name, f"{name} {told}")

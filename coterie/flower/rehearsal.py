@@ -62,7 +62,8 @@ class Rehearsal:
 
     def _expected(self, server: Server, sent: Mapping[str, Tensor], holds: Mapping[str, Values]) -> Expected:
         rows = server.state.tensors().get("rows")
-        return Expected(schema_of(sent), holds, 0 if rows is None else len(rows), self.counted, self.constant)
+        return Expected(schema_of(sent), holds, 0 if rows is None else len(rows), server.layout.rank, self.counted,
+                        self.constant)
 
     def _introduced(self, server: Server, t: int) -> Upload:
         return introduce(self.method, self.clients.at(t, ALONE), records.spread(server.hello(), 1))

@@ -14,7 +14,7 @@ from coterie.contract.cohort import Cohort
 from coterie.contract.layout import Layout
 from coterie.contract.method import Uploads
 from coterie.contract.net import Given
-from coterie.contract.ranks import Ranked, among, highest, numbers
+from coterie.contract.ranks import Ranked, among, numbers
 from coterie.contract.records import Model, Record, Upload
 
 
@@ -39,7 +39,7 @@ class FedPLoRA(Ranked):
     def local(self, cohort: Cohort, payload: Any, mine: Record) -> tuple[Upload, Record]:
         if not self.unequal:
             return super().local(cohort, payload, mine)
-        order = cohort.chance("modules", highest(cohort.layout)).argsort(1).argsort(1)  # [C, R]
+        order = cohort.chance("modules", cohort.layout.rank).argsort(1).argsort(1)  # [C, R]
         modules = (order < self.rank_of(cohort)).long()
         mine_to_train = among(modules, cohort.layout)
         row = cohort.train(payload.row, {"trains": mine_to_train.to(payload.row.dtype)}, correct=self.only)
@@ -52,7 +52,7 @@ class FedPLoRA(Ranked):
         moved = self.aggregate(up.update, up.share, up.layout)
         if self.unequal:
             number = numbers(up.layout).to(moved.device)
-            for j in range(highest(up.layout)):
+            for j in range(up.layout.rank):
                 weights, columns = up.share * up.modules[:, j], number == j
                 weights = weights / weights.sum() if weights.any() else weights
                 flat = Layout.flat(int(columns.sum()))

@@ -213,7 +213,7 @@ def _declared(spec: str) -> str:
                 if name not in declared:
                     return f"'{name}' is not declared; say what it may hold: {word} = sent.fields({name}=...)"
                 for i in ids:
-                    known = Sender(int(sizes[i]), 0 if rows is None else len(rows))
+                    known = Sender(int(sizes[i]), 0 if rows is None else len(rows), simulation.layout.rank)
                     if wrong := declared[name].wrong(tensor[i], known):
                         return f"client {i}'s '{name}' {wrong}, which {word} does not allow"
         _after(simulation, 1)

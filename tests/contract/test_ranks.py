@@ -9,7 +9,7 @@ from torch import nn
 
 from coterie import registry
 from coterie.contract.layout import Layout
-from coterie.contract.ranks import among, highest, numbers, within
+from coterie.contract.ranks import among, numbers, within
 from coterie.errors import CoterieError
 from coterie.models.lora import adapted
 
@@ -21,7 +21,7 @@ def net():
 def test_columns_are_numbered_by_rank():
     """Rank j is row j of A and column j of B, in convolutions too; the head belongs to none, so everybody has it."""
     layout = Layout.of(adapted(net, "lora:rank=3,targets=0(rank=2)+2")())
-    assert highest(layout) == 3
+    assert layout.rank == 3
     found = layout.views(numbers(layout)[None])
     for pair in layout.pairs:
         a, b = found[pair.a.name][0], found[pair.b.name][0]

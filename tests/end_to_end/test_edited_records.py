@@ -30,7 +30,7 @@ COMMANDS = {
     "show": ["show", "run"], "report": ["report", "run", "-o", "out/report.html"],
     "export": ["export", "run", "--model", "0", "-o", "out/model.safetensors"],
 }
-EVERY = 53
+EVERY = 47
 """Of the edited folders one in so many is tried unasked; it has no divisor in common with the number of values."""
 
 

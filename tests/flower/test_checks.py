@@ -227,6 +227,9 @@ def test_whole_numbers_and_empty_uploads_are_fine():
     (sent.Index(), [[0, 2]], [[0, 3]], "holds numbers above 2"),
     (sent.Index(), [[0, 2]], [[-1, 2]], "holds numbers below 0"),
     (sent.Index(), [[0, 2]], [[0.0, 2.0]], "is float32, not int64"),
+    (sent.Ranks(), [[1, 4]], [[1, 5]], "holds numbers above 4"),
+    (sent.Ranks(), [[1, 4]], [[0, 4]], "holds numbers below 1"),
+    (sent.Ranks(), [[1, 4]], [[1.0, 4.0]], "is float32, not int64"),
     (sent.Counts(), [[2.0, 3.0]], [[2.0, 4.0]], "counts 6 samples in all, not 5"),
     (sent.Counts(), [[2.0, 3.0]], [[6.0, -1.0]], "holds numbers below 0"),
     (sent.Counts(), [[2.0, 3.0]], [[2.5, 2.5]], "holds counts that are no whole numbers"),
@@ -240,9 +243,9 @@ def test_whole_numbers_and_empty_uploads_are_fine():
     (sent.Vectors(at_least=0), [[0.0, 5.0]], [[-0.1, 5.0]], "holds numbers below 0"),
 ])
 def test_what_a_method_declares_of_a_tensor_holds(told, good, bad, said):
-    """A site has 5 samples, and the server 3 models."""
+    """A site has 5 samples, the server 3 models, and the model adapters of rank 4 at most."""
     fine, wrong = (Arrived(5, {"t": torch.tensor(values)}) for values in (good, bad))
-    expected = Expected(schema_of(fine.tensors), {"t": told}, rows=3)
+    expected = Expected(schema_of(fine.tensors), {"t": told}, rows=3, rank=4)
     assert judge({"a": fine}, expected)[1] == {}
     assert judge({"a": wrong}, expected)[1] == {"a": Failure("rejected", f"t {said}", "t")}
 

@@ -164,7 +164,7 @@ REFUSED = {
     "lorafair": "takes more from the updates than their mean", "fednh": "uploads 'counts' and 'means'",
     "fedpac": "introduce themselves by 'H'", "fedsoft": "uploads 'offset' and 'u'",
     "fedplora": "uploads 'modules'", "hetlora": "introduce themselves by 'rank'",
-    "raflora": "introduce themselves by 'rank'",
+    "raflora": "introduce themselves by 'rank'", "fedalt": "uploads 'own'", "hilora": "introduce themselves by 'up'",
     "fesem": "introduce themselves by 'cluster'", "ifca": "uploads 'choice'",
     "pacfl": "introduce themselves by 'basis'", "scaffold": "uploads 'control'",
 }
