@@ -122,7 +122,8 @@ def federation() -> coterie.Federation:
 @functools.cache
 def traffic(cls: type[Method]) -> str:
     """A table of what one round of a method with its defaults sends, counted and not computed."""
-    adapter = "lora:rank=4,base=trains" if cls.adapters else ""
+    base = "frozen" if cls.moves else "trains"
+    adapter = f"lora:rank=4,base={base}" if cls.adapters else ""
     factory = adapted(model("mlp", (1, 8, 8), 10, hidden=64), adapter)
     numbers = sum(p.numel() for p in factory().parameters())
     done = coterie.run(cls(), factory, federation(), rounds=1, batch=100, device="cpu", engine="stack")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from coterie.contract.cohort import Cohort
@@ -37,6 +38,9 @@ class Moving(Method):
             if weight.requires_grad:
                 raise CoterieError(f"{self.name} adds to the frozen weights of adapted layers, and that of '{layer}' "
                                    "trains itself; leave base=trains out of the adapter.")
+            if weight.dtype == torch.bfloat16:
+                raise CoterieError(f"{self.name} adds to the frozen weights, and what a round adds is mostly lost where "
+                                   "they are rounded to bfloat16; leave backbone=bfloat16 out of the adapter.")
             others = [other for other, p in named if p is weight and other != f"{layer}.base.weight"]
             if others:
                 raise CoterieError(f"{self.name} adds to the frozen weight of '{layer}', which is that of "

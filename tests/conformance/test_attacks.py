@@ -24,7 +24,7 @@ from coterie.running.training import Training
 ROOT = Path(__file__).parents[2]
 BOUND = 10
 """Points that the honest sites' mean accuracy may lie below what they reach without the hostile one."""
-NOT_DEFENDED = {"cwfedavg", "fedfew", "fesem"}
+NOT_DEFENDED = {"cwfedavg", "fedfew", "fesem", "hilora"}
 """Methods whose figures with `geometricmedian` lie beyond the bound; docs/deploy.md names them."""
 AVERAGING = [name for name in registry.methods() if registry.method(name).averages]
 

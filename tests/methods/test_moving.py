@@ -384,6 +384,8 @@ class Tied(nn.Module):
 def test_what_cannot_be_moved_is_refused(tiny, method):
     with pytest.raises(CoterieError, match="and that of '0' trains itself; leave base=trains out of the adapter"):
         simulation(tiny, method, adapter="lora:rank=2,base=trains")
+    with pytest.raises(CoterieError, match="rounded to bfloat16; leave backbone=bfloat16 out of the adapter"):
+        simulation(tiny, method, adapter="lora:rank=2,backbone=bfloat16")
     with pytest.raises(CoterieError, match=r"weight of 'one', which is that of 'two.* as well; leave this layer out"):
         simulation(tiny, method, Tied, "lora:rank=2,targets=one")
     with pytest.raises(CoterieError, match=f"{method} works on the two factors of low-rank adapters"):
