@@ -39,7 +39,7 @@ class Moving(Method):
                 raise CoterieError(f"{self.name} adds to the frozen weights of adapted layers, and that of '{layer}' "
                                    "trains itself; leave base=trains out of the adapter.")
             if weight.dtype == torch.bfloat16:
-                raise CoterieError(f"{self.name} adds to the frozen weights, and what a round adds is mostly lost where "
+                raise CoterieError(f"{self.name} adds to the frozen weights, and what a round adds is lost where "
                                    "they are rounded to bfloat16; leave backbone=bfloat16 out of the adapter.")
             others = [other for other, p in named if p is weight and other != f"{layer}.base.weight"]
             if others:
