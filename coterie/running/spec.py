@@ -176,8 +176,19 @@ class RunSpec:
     def factory(self) -> Callable[[], nn.Module]:
         """Each call gives the module with fresh weights, of which trains what should."""
         name, given = parse_options(self.model)
-        whole = adapted(models.model(name, self.shape, self.outputs, **given), self.adapter, self.head)
+        made = models.model(name, self.shape, self.outputs, **self._told(name), **given)
+        whole = adapted(made, self.adapter, self.head)
         return cast("Callable[[], nn.Module]", partly(whole, self.freeze, self.train, self.head))
+
+    def _told(self, name: str) -> dict[str, Any]:
+        """What a pretrained model of texts is told of how these became numbers."""
+        encoding = self.encoding or {}
+        if name == "minilm" and encoding.get("shift"):
+            raise CoterieError("minilm knows words by other numbers than this tokenizer, whose number 0 is no padding; "
+                               "take minilm's own, tokenizer=minilm.")
+        if files.in_folder(name) is None or "tokenizer" not in encoding:
+            return {}
+        return {"shift": int(encoding.get("shift", 0)), "speaks": encoding.get("task") == "next"}
 
     def own_loss(self) -> PerSample | None:
         """The user's loss from its file; None for the task's usual one."""

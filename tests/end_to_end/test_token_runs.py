@@ -4,9 +4,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from commands import coterie
+from word_pieces import tokenizer
 
 from coterie.data import load
+from coterie.running.experiment import Experiment
 
 TEXTS = {
     "anna": ["the cat sat on the mat and ran away", "the dog sat on the log and ran away", "a cat is not a dog"],
@@ -85,3 +88,32 @@ def test_a_partition_by_labels_is_refused(folder):
     found = coterie("run", "fedavg", "--data", DATA, "--model", MODEL, "--partition", "dirichlet:alpha=1", cwd=place)
     assert found.returncode != 0
     assert "one whole-number label per sample" in found.stderr
+
+
+def test_a_folders_model_is_asked_by_its_own_numbers(tmp_path):
+    """The tokenizer's number 0 is a word, so texts come one higher; scores of the next token are those that
+    transformers gives for the tokenizer's own numbers, and a run over the folder is trained."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    words = ["[CLS]", "[SEP]", "[UNK]", "play", "##ing", "chess", "we", "like", "##s"]
+    config = transformers.GPT2Config(vocab_size=12, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0,
+                                     eos_token_id=1)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path / "tiny")
+    file = tokenizer(tmp_path / "tiny" / "tokenizer.json", words)
+    lines = [f"{role},we like playing chess" + " we" * k for k in range(4) for role in "abcd"]
+    (tmp_path / "said.csv").write_text("\n".join(["role,text", *lines]) + "\n")
+    data = f"said.csv:x=text,client=role,task=next,tokenizer={file.parent},length=9"
+    experiment = Experiment(data=data.replace("said.csv", str(tmp_path / "said.csv")), model=f"hf:{tmp_path / 'tiny'}")
+    federation = experiment.federation()
+    own = torch.tensor([[0, 6, 7, 3, 4, 5]])  # [CLS] we like play ##ing chess
+    x = federation.x[(federation.x[:, 6:] == 2).any(1)][:1].long()
+    assert x[0, :6].tolist() == [1, 7, 8, 4, 5, 6]
+    with torch.no_grad():
+        expected = theirs(own).logits[0]
+        found = experiment.spec(federation).factory()().eval()(x)[0, :6, 1:]
+    assert found.shape == (6, len(words))
+    torch.testing.assert_close(found, expected[:, : len(words)], rtol=1e-5, atol=1e-6)
+    done = coterie("run", "fedavg", "--data", data, "--model", "hf:tiny", "--adapter", "lora:rank=2,targets=c_attn",
+                   "--rounds", "1", "--out", "run", "--set", "device=cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

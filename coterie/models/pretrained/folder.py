@@ -17,6 +17,8 @@ from coterie.errors import CoterieError
 from coterie.models.pretrained.packages import weightless
 
 INSTALL = "pip install 'coterie[hf]'"
+NEVER = -1e4
+"""The score of padding as the next token, which no text has."""
 TRIED = 4
 """Tokens of the text on which the prepared mask is tried."""
 
@@ -24,17 +26,24 @@ TRIED = 4
 class HuggingFace(nn.Module):
     """Token numbers `[B, L]`, 0 for padding at the end of a text -> scores.
 
-    Where the outputs are as many as the words of a model that predicts the next one, they are its own, `[B, L, words]`;
-    else the last layer's outputs are averaged over the tokens that are no padding, and a fresh linear layer is the
-    head. Dropout of the model's own is off.
+    Where the next token is to be predicted (`speaks`; where that is not said, where the outputs are as many as the
+    words) they are the model's own, `[B, L, outputs]`; else the last layer's outputs are averaged over the tokens that
+    are no padding, and a fresh linear layer is the head. Dropout of the model's own is off. Numbers of texts are
+    `shift` more than the model's, where its own number 0 is a word.
     """
 
-    def __init__(self, path: str, inputs: int, outputs: int) -> None:
+    def __init__(self, path: str, inputs: int, outputs: int, shift: int = 0, speaks: bool | None = None) -> None:
         super().__init__()
         config = _config(Path(path))
-        self.causal = _predicts_next(config, path)
-        self.vocabulary = int(config.vocab_size)
-        self.speaks = self.causal and outputs == self.vocabulary
+        self.causal, self.shift, self.outputs = _predicts_next(config, path), shift, outputs
+        self.vocabulary = int(config.vocab_size) + shift
+        self.speaks = self.causal and outputs == self.vocabulary if speaks is None else speaks
+        if self.speaks and not self.causal:
+            raise CoterieError(f"the model in {path} sees the tokens behind each one, so it cannot predict the next; "
+                               "take a causal model.")
+        if self.speaks and outputs > self.vocabulary:
+            raise CoterieError(f"the tokenizer has {outputs - shift} words and the model in {path} "
+                               f"{self.vocabulary - shift}; take the tokenizer that came with it.")
         self.padding = int(config.pad_token_id or 0)
         self.base = _built(Path(path), config, self.speaks)
         longest = _longest(self.base, config)
@@ -50,11 +59,12 @@ class HuggingFace(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         there = x.flip(1).cumsum(1).flip(1) > 0  # [B, L]; a 0 inside a text may be a word
-        tokens = x if self.causal else torch.where(there, x, self.padding)
+        own = (x - self.shift).clamp(min=0) if self.shift else x
+        tokens = own if self.causal else torch.where(there, own, self.padding)
         out = self.base(input_ids=tokens, attention_mask=self._mask(there, self.prepared))
         if self.speaks:
-            scores: Tensor = out.logits
-            return scores
+            scores: Tensor = out.logits[..., : self.outputs - self.shift]
+            return nn.functional.pad(scores, (self.shift, 0), value=NEVER) if self.shift else scores
         weight = there[..., None].to(self.head.weight.dtype)
         mean = (out.last_hidden_state.to(weight.dtype) * weight).sum(1) / weight.sum(1).clamp(min=1)
         scores = self.head(mean)

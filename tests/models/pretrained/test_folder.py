@@ -70,6 +70,41 @@ def test_classification_is_the_mean_over_the_tokens_and_a_head(folder, kind):
     assert net.prepared
 
 
+@pytest.mark.parametrize("kind", TARGETS)
+def test_numbers_that_were_moved_are_moved_back(folder, kind):
+    """Where a tokenizer's number 0 is a word, texts come with all numbers one higher, as 0 is padding: the model must
+    look up what the tokenizer meant. Every word would be its neighbour else, without an error."""
+    path, _ = folder(kind)
+    torch.manual_seed(0)
+    plain, moved = (model(f"hf:{path}", (6,), 4, shift=shift)() for shift in (0, 1))
+    moved.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(moved(torch.where(TEXTS > 0, TEXTS + 1, 0)), plain(TEXTS))
+        first = torch.tensor([[1, 5, 6]])  # the model's own word 0 begins this text
+        assert not torch.equal(moved(first), moved(torch.tensor([[2, 5, 6]])))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_moved_numbers_of_the_next_token_and_a_model_with_more_words_than_its_tokenizer(folder, kind):
+    """51 outputs for 50 words, the first being padding, which is never next; 48 for a tokenizer of 47 words."""
+    path, theirs = folder(kind)
+    moved = torch.where(TEXTS > 0, TEXTS + 1, 0)
+    with torch.no_grad():
+        expected = theirs(TEXTS, attention_mask=(TEXTS > 0).long()).logits[TEXTS > 0]
+        for words in (50, 47):
+            found = model(f"hf:{path}", (6,), words + 1, shift=1, speaks=True)()(moved)
+            assert found.shape == (2, 6, words + 1)
+            torch.testing.assert_close(found[TEXTS > 0][:, 1:], expected[:, :words], rtol=1e-5, atol=1e-6)
+            assert (found.softmax(-1)[..., 0] == 0).all()
+    with pytest.raises(CoterieError, match=r"the tokenizer has 60 words and the model in .* 50"):
+        model(f"hf:{path}", (6,), 61, shift=1, speaks=True)
+
+
+def test_a_model_that_looks_ahead_predicts_no_next_token(folder):
+    with pytest.raises(CoterieError, match="sees the tokens behind each one, so it cannot predict the next"):
+        model(f"hf:{folder('bert')[0]}", (6,), 50, speaks=True)
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_as_many_outputs_as_words_are_the_next_tokens_scores(folder, kind):
     path, theirs = folder(kind)
