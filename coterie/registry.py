@@ -233,10 +233,11 @@ def renamed(spec: str, **values: Any) -> list[str]:
     return notes
 
 
-def expand(specs: Iterable[str], adapters: bool = False) -> tuple[str, ...]:
+def expand(specs: Iterable[str], adapters: bool = False, frozen: bool = True) -> tuple[str, ...]:
     """Spellings in their order, each once, with every known method in place of the word `all`: those that work on low-
-    rank adapters are among them where the model has some (`adapters`)."""
-    every = [name for name, cls in methods().items() if adapters or not cls.adapters]
+    rank adapters are among them where the model has some (`adapters`), and those that move the backbone where that is
+    `frozen` otherwise."""
+    every = [name for name, cls in methods().items() if (adapters or not cls.adapters) and (frozen or not cls.moves)]
     return tuple(dict.fromkeys(name for spec in specs for name in (every if spec.lower() == "all" else [spec])))
 
 

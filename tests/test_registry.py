@@ -16,6 +16,8 @@ def test_expand_puts_every_method_in_place_of_all_and_repeats_none():
     assert registry.expand(["all", "fedper", "fedper:personal=none"]) == (*OF_ANY_MODEL, "fedper:personal=none")
     assert registry.expand(["all", "All"]) == tuple(OF_ANY_MODEL)
     assert registry.expand(["all"], adapters=True) == tuple(FILES)
+    beside = tuple(name for name in FILES if name not in ("fedexlora", "flora"))  # which add to a frozen backbone
+    assert registry.expand(["all"], adapters=True, frozen=False) == beside
 
 
 def test_expand_leaves_spellings_alone():

@@ -28,6 +28,7 @@ from coterie.data import Federation, Source, churn, groups, load, load_as, natur
 from coterie.data.partition import require_options
 from coterie.data.readers.tables.schema import unit_of
 from coterie.errors import CoterieError, counted, unknown
+from coterie.models.lora import LoRA
 from coterie.options import LONGEST_DATA, added, build, options, parse_options, pieces, require_short
 from coterie.running.folder import Folder, environment, sealed, unedited
 from coterie.running.result import Result
@@ -288,6 +289,10 @@ class Experiment:
     def chosen(self) -> list[Method]:
         return [registry.method(spec) for spec in self.methods]
 
+    def expanded(self, methods: Iterable[str]) -> tuple[str, ...]:
+        """Spellings of methods, with all that this model's adapters allow in place of the word `all`."""
+        return registry.expand(methods, bool(self.adapter), not self.adapter or LoRA.of(self.adapter).base == "frozen")
+
     def fitting(self, clients: int) -> tuple[Experiment, list[str]]:
         """Without the methods that have more models than there are clients, and a note on each of these."""
         built = {spec: registry.method(spec) for spec in self.methods}
@@ -319,7 +324,7 @@ class Experiment:
         """With these values in place of its own, those that are None left as they are; `settings` as in `--set`."""
         given = {name: value for name, value in values.items() if value is not None}
         base = Experiment.of({**self.record(), **given}, "the command line")
-        chosen = registry.expand(methods or base.methods, bool(base.adapter))
+        chosen = base.expanded(methods or base.methods)
         return with_settings(replace(base, methods=chosen, foreign=self.foreign), settings)
 
     # -- running it ------------------------------------------------------------------------------------------------
@@ -334,7 +339,7 @@ class Experiment:
         With a `folder` everything is recorded there, and `resume` goes on with what it holds. `single=False` also
         compares one method with the baselines.
         """
-        whole = replace(self, methods=registry.expand(self.methods or DEFAULT_METHODS, bool(self.adapter)))
+        whole = replace(self, methods=self.expanded(self.methods or DEFAULT_METHODS))
         for said in (said for spec in whole.methods for said in registry.renamed(spec)):
             warnings.warn(said, stacklevel=2)
         single = len(whole.methods) == 1 if single is None else single
